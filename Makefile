@@ -26,7 +26,7 @@ check: build-needs tidy         ## formatting, lints, tidy: before you push
 tidy:                           ## paths in documents, file headers, crate dependencies, language
 	$(CARGO) xtask tidy
 
-bench: build-needs test-needs   ## ratios against kube-apiserver on etcd, and a fleet of 20,000 edges, measured here
+bench: build-needs test-needs   ## measures the API server, a fleet of 20,000 edges, one link and the tunnel; writes docs/benchmarks.md
 	bench/run
 
 soak: build-needs test-needs    ## the long form of the tests that have one

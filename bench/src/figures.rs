@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use crate::peer::Usage;
+use crate::results::ResultLine;
 
 pub struct Figures {
     pub name: &'static str,
@@ -101,6 +102,25 @@ pub fn print_table(all: &[Figures]) {
     }
     println!("\nA ratio above 1 means ours is better by that factor.");
 }
+
+/// The ratios, for the page of benchmarks.
+pub fn result_lines(all: &[Figures]) -> Vec<ResultLine<'static>> {
+    let line = |(name, better, value): &Row| {
+        let goal = if MEMORY_GOALS.contains(name) { ">= 10" } else { "" };
+        let result = ratio(all, better, value).parse().ok()?;
+        Some(ResultLine {
+            command: "bench/run api",
+            figure: format!("{name}: times better than the best peer"),
+            goal,
+            result,
+        })
+    };
+    ROWS.iter().filter_map(line).collect()
+}
+
+/// Goal: a tenth of kube-apiserver's memory.
+const MEMORY_GOALS: &[&str] =
+    &["resident, with objects, MB (without etcd)", "resident, with watchers, MB (without etcd)"];
 
 fn ratio(all: &[Figures], better: &Better, value: &fn(&Figures) -> f64) -> String {
     let theirs = all.iter().filter(|figures| !figures.ours).map(value);

@@ -1,16 +1,16 @@
 //! A fleet of simulated edges on one cloud: memory, CPU, bytes, and the recovery after kill -9.
 //!
-//! The cloud is the release binary in a process of its own, on SQLite. The edges run here (`crowd`, `edge`),
-//! with certificates created beforehand (`world`); their events are recorded on the `board`. `site` measures
+//! The cloud is the release binary in a process of its own, on SQLite. The edges run here (`edge_pool`, `edge`),
+//! with certificates created beforehand (`identity`); their events are recorded in `edge_events`. `site` measures
 //! a real edge.
 
-mod board;
-mod crowd;
 mod edge;
-mod room;
+mod edge_events;
+mod edge_pool;
+pub mod identity;
+mod resources;
 mod site;
 mod table;
-pub mod world;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -20,12 +20,13 @@ use causeway_channel::Transport;
 use testlab::causeway::{Cloud, get};
 
 use crate::peer::usage_of;
-use board::Return;
-use crowd::Crowd;
-use room::Room;
+use crate::results;
+use edge_events::Return;
+use edge_pool::SimulatedEdges;
+use identity::FleetIdentity;
+use resources::MachineResources;
 use site::SiteFigures;
 use table::print_table;
-use world::World;
 
 pub const USAGE: &str = "bench fleet [--edges N] [--transports quic,tcp] [--idle SECONDS] [--site SECONDS]";
 
@@ -85,10 +86,10 @@ pub async fn run(arguments: &[String]) -> Result<()> {
     if std::env::var_os("CAUSEWAY_BIN").is_none() {
         bail!("CAUSEWAY_BIN names no causeway binary: run bench/run");
     }
-    let room = Room::of_this_machine()?;
+    let resources = MachineResources::of_this_machine()?;
     let mut planned = Vec::new();
     for transport in size.transports.iter().copied() {
-        let (edges, reason) = room.fit(size.edges, transport);
+        let (edges, reason) = resources.fit(size.edges, transport);
         if let Some(reason) = reason {
             println!("fleet: {edges} edges over {transport} instead of {}: {reason}", size.edges);
         }
@@ -98,17 +99,17 @@ pub async fn run(arguments: &[String]) -> Result<()> {
     let most = planned.iter().map(|(_, edges)| *edges).max().context("no transport to measure")?;
     eprintln!("fleet: making {most} gateways and certificates ...");
     let folder = tempfile::tempdir()?;
-    let world = World::make(folder.path(), most).await?;
+    let identity = FleetIdentity::make(folder.path(), most).await?;
     let mut all = Vec::new();
     for (transport, edges) in planned {
         eprintln!("fleet: {edges} edges over {transport} ...");
-        match measure(&world, transport, edges, &size).await {
+        match measure(&identity, transport, edges, &size).await {
             Ok(figures) => all.push(figures),
             Err(error) => println!("fleet over {transport}: not measured: {error:#}"),
         }
     }
     print_table(&all, &sites);
-    Ok(())
+    results::append(&table::result_lines(&all, &sites))
 }
 
 impl Size {
@@ -146,23 +147,28 @@ fn measure_site(size: &Size) -> Vec<SiteFigures> {
     })
 }
 
-async fn measure(world: &World, transport: Transport, edges: usize, size: &Size) -> Result<Figures> {
+async fn measure(
+    identity: &FleetIdentity,
+    transport: Transport,
+    edges: usize,
+    size: &Size,
+) -> Result<Figures> {
     let address = free_address()?;
-    let mut cloud = start(world, address)?;
+    let mut cloud = start(identity, address)?;
     settle(&cloud).await?;
     let (empty_bytes, _) = usage_of(cloud.process.pid())?;
     let begin = Instant::now();
-    let crowd = Crowd::gather(world, address, transport, edges, PATIENCE).await?;
+    let edge_pool = SimulatedEdges::gather(identity, address, transport, edges, PATIENCE).await?;
     let gathered = begin.elapsed();
     eprintln!("fleet: all attached after {gathered:.1?}; idle for {:?} ...", size.idle);
     tokio::time::sleep(SETTLE_ATTACHED).await;
-    settle_attached(world).await?;
+    settle_attached(identity).await?;
 
     let (begin, (_, cpu_before), links_before) =
-        (Instant::now(), usage_of(cloud.process.pid())?, crowd.board.witnessed());
-    let (idle_before, page_before) = (crowd.board.idle.counts(), metrics(&cloud));
+        (Instant::now(), usage_of(cloud.process.pid())?, edge_pool.events.witnessed());
+    let (idle_before, page_before) = (edge_pool.events.idle.counts(), metrics(&cloud));
     tokio::time::sleep(size.idle).await;
-    let idle = crowd.board.idle.counts();
+    let idle = edge_pool.events.idle.counts();
     for (figure, more) in grown(&page_before, &metrics(&cloud)) {
         eprintln!("fleet: while idle: {figure} +{more}");
     }
@@ -171,18 +177,18 @@ async fn measure(world: &World, transport: Transport, edges: usize, size: &Size)
         "fleet: while {edges} were idle: {pings} pings, {heard} messages of the cloud, {lost} sessions lost"
     );
     let (full_bytes, cpu) = usage_of(cloud.process.pid())?;
-    let (seconds, links) = (begin.elapsed().as_secs_f64(), crowd.board.witnessed());
+    let (seconds, links) = (begin.elapsed().as_secs_f64(), edge_pool.events.witnessed());
     let link_bytes = links.0.saturating_sub(links_before.0) as f64 / links.1.max(1) as f64;
     // Printed early, so that a run that is aborted later still has a result.
     eprintln!("fleet: the cloud holds {full_bytes} bytes, {empty_bytes} before; CPU {:?}", cpu - cpu_before);
 
-    let mut returns = vec![restart(&mut cloud, world, address, &crowd).await?];
+    let mut returns = vec![restart(&mut cloud, identity, address, &edge_pool).await?];
     // Half of them again: the goal is defined for ten thousand.
-    crowd.shrink(edges / 2);
+    edge_pool.shrink(edges / 2);
     tokio::time::sleep(SETTLE_ATTACHED).await;
-    returns.push(restart(&mut cloud, world, address, &crowd).await?);
-    let netmaps = crowd.board.netmaps();
-    crowd.end().await;
+    returns.push(restart(&mut cloud, identity, address, &edge_pool).await?);
+    let netmaps = edge_pool.events.netmaps();
+    edge_pool.end().await;
     Ok(Figures {
         transport,
         edges,
@@ -196,25 +202,30 @@ async fn measure(world: &World, transport: Transport, edges: usize, size: &Size)
     })
 }
 
-async fn restart(cloud: &mut Cloud, world: &World, address: SocketAddr, crowd: &Crowd) -> Result<Restart> {
-    let edges = crowd.expected();
+async fn restart(
+    cloud: &mut Cloud,
+    identity: &FleetIdentity,
+    address: SocketAddr,
+    edge_pool: &SimulatedEdges,
+) -> Result<Restart> {
+    let edges = edge_pool.expected();
     eprintln!("fleet: kill -9 with {edges} edges ...");
-    crowd.board.forget();
+    edge_pool.events.forget();
     let killed = Instant::now();
     cloud.process.kill()?;
-    *cloud = start(world, address)?;
+    *cloud = start(identity, address)?;
     let ready = killed.elapsed();
     let us = std::process::id();
     let (before, us_before) = (usage_of(cloud.process.pid())?.1, usage_of(us)?.1);
     // Edges that do not come back are counted as missing.
-    let waited = crowd.wait_for_return(killed, killed + RETURN_MAX).await;
+    let waited = edge_pool.wait_for_return(killed, killed + RETURN_MAX).await;
     if let Err(error) = waited {
         println!("fleet: {error:#}");
-        crowd.board.missing(edges, killed).iter().for_each(|line| println!("fleet: {line}"));
+        edge_pool.events.missing(edges, killed).iter().for_each(|line| println!("fleet: {line}"));
     }
     let (cpu, edges_cpu) =
         (usage_of(cloud.process.pid())?.1 - before, usage_of(us)?.1.saturating_sub(us_before));
-    let back = crowd.board.returned(killed);
+    let back = edge_pool.events.returned(killed);
     eprintln!("fleet: {} are back, the last after {:.1?}", back.times.len(), back.times.last());
     for line in turned_away(cloud) {
         println!("fleet: after the restart with {edges} edges: {line}");
@@ -223,8 +234,8 @@ async fn restart(cloud: &mut Cloud, world: &World, address: SocketAddr, crowd: &
     Ok(Restart { edges, ready, cpu, edges_cpu, back })
 }
 
-fn start(world: &World, address: SocketAddr) -> Result<Cloud> {
-    Cloud::start_with(&world.data_dir, &["--channel", &address.to_string()])
+fn start(identity: &FleetIdentity, address: SocketAddr) -> Result<Cloud> {
+    Cloud::start_with(&identity.data_dir, &["--channel", &address.to_string()])
 }
 
 /// Waits until a cloud has processed its objects: a new one writes a status into every object.
@@ -243,11 +254,11 @@ async fn settle(cloud: &Cloud) -> Result<()> {
 }
 
 /// Waits until a cloud has stored the status of all edges that just attached.
-async fn settle_attached(world: &World) -> Result<()> {
+async fn settle_attached(identity: &FleetIdentity) -> Result<()> {
     let begin = Instant::now();
     while begin.elapsed() < SETTLE_MAX {
         let written = ["store.db", "store.db-wal"].iter().filter_map(|name| {
-            let file = std::fs::metadata(world.data_dir.join(name)).ok()?;
+            let file = std::fs::metadata(identity.data_dir.join(name)).ok()?;
             file.modified().ok()?.elapsed().ok()
         });
         if written.min().is_none_or(|ago| ago > UNWRITTEN) {

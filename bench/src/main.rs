@@ -14,6 +14,7 @@ mod streams;
 mod figures;
 mod load;
 mod peer;
+mod results;
 
 use anyhow::{Context, Result};
 
@@ -63,7 +64,7 @@ async fn run_api(arguments: &[String]) -> Result<()> {
         }
     }
     print_table(&all);
-    Ok(())
+    results::append(&figures::result_lines(&all))
 }
 
 pub struct Size {

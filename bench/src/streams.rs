@@ -25,7 +25,7 @@ use causeway_store::{Store, StoreSpec};
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
-use crate::fleet::world::World;
+use crate::fleet::identity::FleetIdentity;
 
 pub const USAGE: &str = "bench streams";
 
@@ -41,9 +41,9 @@ const ROUNDS: usize = 5;
 
 pub async fn run() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let world = World::make(folder.path(), 1).await?;
-    let store = Store::open(StoreSpec::Sqlite { path: world.data_dir.join("store.db") }).await?;
-    let config = IdentityConfig::new(&world.data_dir, Vec::new(), "https://127.0.0.1:1");
+    let identity = FleetIdentity::make(folder.path(), 1).await?;
+    let store = Store::open(StoreSpec::Sqlite { path: identity.data_dir.join("store.db") }).await?;
+    let config = IdentityConfig::new(&identity.data_dir, Vec::new(), "https://127.0.0.1:1");
     let registrar = Registrar::open(store, config).await?;
     for delay in [Duration::ZERO, Duration::from_millis(20)] {
         for (transport, congestion, packet_bytes) in [
@@ -58,7 +58,8 @@ pub async fn run() -> Result<()> {
                 continue;
             }
             for _ in 0..2 {
-                let pair = Pair::make(&world, &registrar, transport, congestion, packet_bytes, delay).await?;
+                let pair =
+                    Pair::make(&identity, &registrar, transport, congestion, packet_bytes, delay).await?;
                 one(&pair, transport, congestion, packet_bytes, delay).await?;
             }
         }
@@ -68,9 +69,15 @@ pub async fn run() -> Result<()> {
         for _ in 0..ROUNDS {
             for (is_stuck, speeds) in [(false, &mut alone), (true, &mut beside)] {
                 let QuicOptions { congestion, packet_bytes_max, .. } = QuicOptions::default();
-                let pair =
-                    Pair::make(&world, &registrar, transport, congestion, packet_bytes_max, Duration::ZERO)
-                        .await?;
+                let pair = Pair::make(
+                    &identity,
+                    &registrar,
+                    transport,
+                    congestion,
+                    packet_bytes_max,
+                    Duration::ZERO,
+                )
+                .await?;
                 speeds.push(many(&pair, is_stuck).await?);
             }
         }
@@ -92,7 +99,7 @@ struct Pair {
 
 impl Pair {
     async fn make(
-        world: &World,
+        identity: &FleetIdentity,
         registrar: &Arc<Registrar>,
         transport: Transport,
         congestion: CongestionControl,
@@ -125,8 +132,8 @@ impl Pair {
             }
         });
         let endpoint: ChannelEndpoint = address.to_string().parse()?;
-        let trust = TrustAnchors::Bundle(world.authorities.clone());
-        let credentials = world.credentials.first().context("the world has no credentials")?.clone();
+        let trust = TrustAnchors::Bundle(identity.authorities.clone());
+        let credentials = identity.credentials.first().context("the identity has no credentials")?.clone();
         let transports = match transport {
             Transport::Quic => DialTransports::QuicOnly,
             Transport::Tcp => DialTransports::TcpOnly,

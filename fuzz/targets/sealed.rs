@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use causeway_cloud::identity::readers::{SealKey, decode_roll};
+use causeway_cloud::identity::readers::{SealKey, decode_cas};
 use causeway_fuzz::json;
 use causeway_store::Revision;
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
@@ -38,11 +38,11 @@ fuzz_target!(|data: &[u8]| {
             Err(_) => (data.to_vec(), None),
         },
     };
-    match decode_roll(&record, Revision(7), &SEAL) {
-        Ok(roll) => {
-            let count = roll.authorities().len();
+    match decode_cas(&record, Revision(7), &SEAL) {
+        Ok(cas) => {
+            let count = cas.authorities().len();
             assert!(count > 0 && named.is_none_or(|named| named == count));
-            assert_eq!((roll.ids().len(), roll.bundle().len(), roll.dated().count()), (count, count, count));
+            assert_eq!((cas.ids().len(), cas.bundle().len(), cas.dated().count()), (count, count, count));
         }
         Err(error) => assert!(!error.to_string().contains("PRIVATE KEY"), "{error}"),
     }

@@ -1,7 +1,11 @@
 //! Chores of the repository, run as `cargo xtask COMMAND`.
 //!
-//! `tidy` checks the conventions that a machine can check; it changes nothing.
+//! `tidy` checks the conventions that a machine can check; it changes nothing. `benchmarks FILE` writes the figures of a run into
+//! `docs/benchmarks.md`.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod benchmarks;
 mod dependencies;
 mod doc_names;
 mod files;
@@ -13,10 +17,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
-        Some("tidy") => tidy(),
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["tidy"] => tidy(),
+        ["benchmarks", results] => match benchmarks::write(&root(), results) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("benchmarks: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
         _ => {
-            eprintln!("usage: cargo xtask tidy");
+            eprintln!("usage: cargo xtask tidy, or cargo xtask benchmarks FILE");
             ExitCode::from(2)
         }
     }

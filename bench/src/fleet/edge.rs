@@ -1,6 +1,6 @@
 //! One simulated edge: the real dialer, the real supervisor and the real messages, without disk, renewal and traffic.
 //!
-//! Its events are recorded on the `Board`. It accepts netmaps as an edge does and reports them as persisted
+//! Its events are recorded in `EdgeEvents`. It accepts netmaps as an edge does and reports them as persisted
 //! at once.
 
 use std::pin::Pin;
@@ -24,14 +24,14 @@ use causeway_netmap::NetmapStamp;
 use causeway_netmap::sync::{NetmapReceiver, NetmapReply, ReceiverStep};
 use tokio_util::sync::CancellationToken;
 
-use super::board::Board;
+use super::edge_events::EdgeEvents;
 
 pub struct Edge {
     pub number: usize,
     pub dialer: LinkDialer,
     pub bundle_hash: bytes::Bytes,
     pub allowed: AllowedTransports,
-    pub board: Arc<Board>,
+    pub events: Arc<EdgeEvents>,
 }
 
 /// A session that the cloud has accepted.
@@ -76,22 +76,22 @@ impl Edge {
             while let Some(action) = machine.next_action() {
                 match action {
                     SupervisorAction::Dial { link, transports, patience, .. } => {
-                        self.board.note_attempt(self.number);
+                        self.events.note_attempt(self.number);
                         attempt = Some((link, Box::pin(dial(self.dialer.clone(), transports, patience))));
                     }
                     SupervisorAction::Abandon { .. } => {
-                        self.board.note_failed(self.number, "abandoned: no answer in time", false);
+                        self.events.note_failed(self.number, "abandoned: no answer in time", false);
                         attempt = None;
                     }
                     SupervisorAction::Ping { nonce, .. } => {
-                        self.board.idle.note_ping();
+                        self.events.idle.note_ping();
                         say(&mut session, Ping { nonce });
                     }
                     // It has no streams of other peers that could continue.
                     SupervisorAction::Linger { link, .. } | SupervisorAction::Close { link, .. } => {
                         if let Some(old) = session.take_if(|session| session.id == link) {
                             old.link.close(CloseReason::new(CloseCode::Done, ""));
-                            self.board.note_left(self.number);
+                            self.events.note_left(self.number);
                         }
                     }
                     SupervisorAction::Rebind { .. } | SupervisorAction::Renew => {}
@@ -103,7 +103,7 @@ impl Edge {
                 () = stop.cancelled() => break,
                 event = next_event(&mut session) => match (event, &session) {
                     (Event::Said(message), Some(hears)) => {
-                        self.board.idle.note_heard();
+                        self.events.idle.note_heard();
                         if let Some(CloudMessageBody::Hint(hint)) = &message.says {
                             machine.handle_hint(hears.id, Duration::from_millis(hint.retry_hint_ms.into()));
                         }
@@ -112,9 +112,9 @@ impl Edge {
                     (Event::Closed(code), Some(closed)) => {
                         let id = closed.id;
                         session = None;
-                        self.board.idle.note_lost();
-                        self.board.note_left(self.number);
-                        machine.handle_closed(Instant::now(), id, code, dice());
+                        self.events.idle.note_lost();
+                        self.events.note_left(self.number);
+                        machine.handle_closed(Instant::now(), id, code, jitter());
                     }
                     _ => {}
                 },
@@ -130,25 +130,25 @@ impl Edge {
                         let ms = |number: u32| Duration::from_millis(number.into());
                         let (keepalive, retry_hint) = (ms(welcome.keepalive_ms), ms(welcome.retry_hint_ms));
                         machine.handle_welcome(Instant::now(), link, WelcomedSession { transport, keepalive, retry_hint });
-                        self.board.note_attached(self.number, &welcomed.link);
+                        self.events.note_attached(self.number, &welcomed.link);
                         session = Some(welcomed);
                     }
                     Err(failed) => {
                         attempt = None;
-                        self.board.note_failed(self.number, &failed.word, failed.is_refusal);
-                        machine.handle_failed(Instant::now(), link, failed.failure, dice());
-                        self.board.note_plan(self.number, failed.failure, machine.next_timeout());
+                        self.events.note_failed(self.number, &failed.word, failed.is_refusal);
+                        machine.handle_failed(Instant::now(), link, failed.failure, jitter());
+                        self.events.note_plan(self.number, failed.failure, machine.next_timeout());
                     }
                 },
                 () = tokio::time::sleep_until(due.into()) => {
                     if let Some(session) = &session {
                         machine.handle_heard(session.id, session.link.last_heard(), session.link.rtt());
                     }
-                    machine.handle_timeout(Instant::now(), dice());
+                    machine.handle_timeout(Instant::now(), jitter());
                 }
             }
         }
-        self.board.note_left(self.number);
+        self.events.note_left(self.number);
     }
 
     fn hello(&self, epoch: u64, netmap: &NetmapReceiver) -> Hello {
@@ -161,6 +161,7 @@ impl Edge {
             time: unix_seconds(SystemTime::now()),
             features: vec![control::FEATURE_PINGS_ACKNOWLEDGED.to_owned()],
             instance: bytes::Bytes::new(),
+            tunnel: None,
         }
     }
 
@@ -170,7 +171,7 @@ impl Edge {
             ReceiverStep::Persist(next) => netmap.handle_persisted(next, Ok(())),
             ReceiverStep::Reply(reply) => reply,
         };
-        self.board.note_netmap(matches!(reply, NetmapReply::Acknowledged(_)));
+        self.events.note_netmap(matches!(reply, NetmapReply::Acknowledged(_)));
         match reply {
             NetmapReply::Acknowledged(stamp) => {
                 say(session, NetmapAck { held: Some(held(stamp)), ..NetmapAck::default() });
@@ -306,7 +307,7 @@ fn held(stamp: NetmapStamp) -> HeldNetmap {
     HeldNetmap { epoch: generation.epoch, revision: generation.revision, digest: digest.0.to_vec().into() }
 }
 
-fn dice() -> f64 {
+fn jitter() -> f64 {
     let secret = TokenSecret::generate();
     let [high, low, ..] = *secret.expose();
     f64::from(u16::from_be_bytes([high, low])) / f64::from(u16::MAX)

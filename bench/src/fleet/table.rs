@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::board::Return;
+use super::edge_events::Return;
 use super::site::SiteFigures;
 use super::{Figures, Restart};
+use crate::results::ResultLine;
 
 const KEEPALIVES_PER_DAY: f64 = 86_400.0 / 5.0;
 
@@ -75,6 +76,50 @@ pub fn print_table(all: &[Figures], sites: &[SiteFigures]) {
         let packets = |site: &SiteFigures| format!("{:.1}", site.packets_per_day / KEEPALIVES_PER_DAY);
         print_row("packets for every five seconds of silence", "", sites.iter().map(packets));
     }
+}
+
+/// The figures with a number, for the page of benchmarks.
+pub fn result_lines(all: &[Figures], sites: &[SiteFigures]) -> Vec<ResultLine<'static>> {
+    let command = "bench/run fleet";
+    let mut lines = Vec::new();
+    let mut add = |figure: String, goal, value: String| {
+        if let Ok(result) = value.parse() {
+            lines.push(ResultLine { command, figure, goal, result });
+        }
+    };
+    for of in all {
+        let edges = format!("{} edges over {}", of.edges, of.transport);
+        for (name, goal, value) in &ROWS[1..] {
+            add(format!("{edges}: {name}"), goal, value(of));
+        }
+        for restart in &of.returns {
+            for (name, goal, value) in RETURN_ROWS {
+                let goal = match *goal {
+                    "0" => "<= 0",
+                    // Set for 10,000 edges.
+                    "10,000 within 20" => {
+                        if restart.edges == 10_000 {
+                            "<= 20"
+                        } else {
+                            ""
+                        }
+                    }
+                    other => other,
+                };
+                add(format!("{edges}, kill -9 with {}: {name}", restart.edges), goal, value(restart));
+            }
+        }
+    }
+    for site in sites {
+        let edge = format!("one idle edge over {}", site.transport);
+        add(
+            format!("{edge}: resident memory, MB"),
+            "< 20",
+            format!("{:.1}", site.resident_bytes as f64 / 1e6),
+        );
+        add(format!("{edge}: IP packets per day, MB"), "< 5", format!("{:.2}", site.bytes_per_day / 1e6));
+    }
+    lines
 }
 
 fn print_row(name: &str, goal: &str, values: impl Iterator<Item = String>) {

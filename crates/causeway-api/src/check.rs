@@ -9,11 +9,13 @@ use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::fmt::Display;
 use std::hash::Hash;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
 use crate::field::{FieldError, FieldErrors};
+use crate::kinds::PortRange;
+use crate::layer3;
 use crate::name;
 
 /// The maximum number of names in one list: a policy for every host of a big site fits, an object stays below
@@ -161,6 +163,50 @@ fn fits_presences(net: IpNet) -> Result<IpNet, String> {
     match net.prefix_len() {
         length if (shortest..=longest).contains(&length) => Ok(net),
         _ => Err(format!("the prefix length of a presence range is {shortest} to {longest}")),
+    }
+}
+
+/// A range from which mapped networks are taken: a network with room for some, and not the whole internet.
+pub(crate) fn mapped_range(errors: &mut FieldErrors, path: &str, value: &str) {
+    let fits = |net: IpNet| {
+        let (shortest, longest) = if net.addr().is_ipv4() { (8, 30) } else { (16, 126) };
+        match net.prefix_len() {
+            length if (shortest..=longest).contains(&length) => Ok(net),
+            _ => Err(format!("the prefix length of a range for mapped networks is {shortest} to {longest}")),
+        }
+    };
+    if let Err(allowed) = parse_cidr(value).and_then(fits) {
+        errors.push(FieldError::invalid(path, value, allowed));
+    }
+}
+
+/// A protocol and its ports.
+pub(crate) fn port_rule(errors: &mut FieldErrors, path: &str, value: &str) {
+    if let Err(error) = value.parse::<PortRange>() {
+        errors.push(FieldError::invalid(path, value, error));
+    }
+}
+
+/// A public key of WireGuard: 32 bytes as base64.
+pub(crate) fn tunnel_key(errors: &mut FieldErrors, path: &str, value: &str) {
+    if layer3::parse_key(value).is_none() {
+        let allowed = "write the public key as base64 of 32 bytes, 44 characters, as `wg pubkey` prints it";
+        errors.push(FieldError::invalid(path, value, allowed));
+    }
+}
+
+/// An address or name with a UDP port.
+pub(crate) fn udp_endpoint(errors: &mut FieldErrors, path: &str, value: &str) {
+    let is_address = value.parse::<SocketAddr>().is_ok_and(|address| {
+        address.port() != 0 && !address.ip().is_unspecified() && !address.ip().is_multicast()
+    });
+    let is_name = value.rsplit_once(':').is_some_and(|(host, port)| {
+        is_dns_name(host, true) && port.parse::<u16>().is_ok_and(|port| port != 0)
+    });
+    if !is_address && !is_name {
+        let allowed =
+            "write an address or a name, and a port, for example 203.0.113.7:51820 or [2001:db8::7]:51820";
+        errors.push(FieldError::invalid(path, value, allowed));
     }
 }
 

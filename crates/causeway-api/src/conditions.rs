@@ -6,12 +6,14 @@
 //! they are.
 
 mod findings;
+mod layer3;
 mod links;
 mod names;
 mod presented;
 
 use findings::{Findings, missing};
 
+pub use layer3::not_carried;
 pub use links::is_connected;
 pub use names::holds_name;
 
@@ -36,6 +38,12 @@ pub const ADDRESS_USABLE: &str = "AddressUsable";
 pub const MEMBERS_RESOLVED: &str = "MembersResolved";
 pub const NAME_FREE: &str = "NameFree";
 pub const PRESENTED: &str = "Presented";
+/// Networks of the members of a community do not overlap, or are mapped.
+pub const SUBNETS_DISTINCT: &str = "SubnetsDistinct";
+/// Every member of a community has a gateway with a tunnel key. Does not count for `Ready`.
+pub const TUNNELS_KNOWN: &str = "TunnelsKnown";
+/// No other gateway claims the tunnel key of this one.
+pub const TUNNEL_KEY_UNIQUE: &str = "TunnelKeyUnique";
 /// Changes with the links, so it does not count for `Ready`.
 pub const GATEWAYS_CONNECTED: &str = "GatewaysConnected";
 /// Written into an EService from the report of its gateway, and from there into its exposures. Does not count
@@ -48,25 +56,33 @@ pub const CONNECTED: &str = "Connected";
 pub const ENROLLED_AT_SITE: &str = "EnrolledAtSite";
 
 /// Returns the status an object should have. If it equals the current status, nothing needs to be written.
-pub fn status(object: &Object, world: &ObjectSet, now: Time) -> ObjectStatus {
+pub fn status(object: &Object, objects: &ObjectSet, now: Time) -> ObjectStatus {
     let conditions = match object {
-        Object::ESite(object) => site(object, world, now),
-        Object::EGateway(object) => gateway(object, world, now),
-        Object::EService(object) => service(object, world, now),
-        Object::EServer(object) => server(object, world, now),
-        Object::EPolicy(object) => policy(object, world, now),
-        Object::ServiceExpose(object) => expose(object, world, now),
-        Object::VirtualPresence(object) => presence(object, world, now),
-        Object::ECommunity(object) => community(object, world, now),
+        Object::ESite(object) => site(object, objects, now),
+        Object::EGateway(object) => gateway(object, objects, now),
+        Object::EService(object) => service(object, objects, now),
+        Object::EServer(object) => server(object, objects, now),
+        Object::EPolicy(object) => policy(object, objects, now),
+        Object::ServiceExpose(object) => expose(object, objects, now),
+        Object::VirtualPresence(object) => presence(object, objects, now),
+        Object::ECommunity(object) => community(object, objects, now),
         // Kubernetes' own kinds have no conditions here.
         Object::Namespace(_) | Object::Event(_) | Object::Service(_) => Vec::new(),
     };
-    ObjectStatus { observed_generation: object.metadata().generation, conditions, ..object.status().clone() }
+    let mut status = ObjectStatus {
+        observed_generation: object.metadata().generation,
+        conditions,
+        ..object.status().clone()
+    };
+    if let Object::ESite(site) = object {
+        status.mapped_subnets = layer3::mapped_subnets(objects, site);
+    }
+    status
 }
 
-pub fn site(site: &ESite, world: &ObjectSet, now: Time) -> Vec<Condition> {
+pub fn site(site: &ESite, objects: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(site, now);
-    match world.gateways_at(&site.metadata.name).count() {
+    match objects.gateways_at(&site.metadata.name).count() {
         0 => findings.fails(
             GATEWAYS_RESOLVED,
             "GatewayMissing",
@@ -74,12 +90,18 @@ pub fn site(site: &ESite, world: &ObjectSet, now: Time) -> Vec<Condition> {
         ),
         _ => findings.holds(GATEWAYS_RESOLVED, "GatewaysFound"),
     }
+    layer3::subnets_of_site(&mut findings, objects, site);
     findings.summary()
 }
 
-pub fn gateway(gateway: &EGateway, world: &ObjectSet, now: Time) -> Vec<Condition> {
+pub fn gateway(gateway: &EGateway, objects: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(gateway, now);
-    site_exists(&mut findings, world, &gateway.e_site_name);
+    site_exists(&mut findings, objects, &gateway.e_site_name);
+    layer3::key_is_unique(&mut findings, objects, gateway);
+    if gateway.is_plain_wireguard() {
+        // It has no channel, so it is never connected.
+        return findings.summary();
+    }
     links::requires_connection(&mut findings, gateway);
     findings.summary()
 }
@@ -96,27 +118,27 @@ pub fn gateway_after_link(gateway: &EGateway, now: Time) -> Option<Vec<Condition
     Some(findings.summary())
 }
 
-pub fn service(service: &EService, world: &ObjectSet, now: Time) -> Vec<Condition> {
+pub fn service(service: &EService, objects: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(service, now);
-    site_exists(&mut findings, world, &service.e_site_name);
-    gateways_stand_at(&mut findings, world, std::slice::from_ref(&service.e_site_name));
-    links::gateways_connected(&mut findings, world, [service.e_site_name.as_str()]);
+    site_exists(&mut findings, objects, &service.e_site_name);
+    gateways_stand_at(&mut findings, objects, std::slice::from_ref(&service.e_site_name));
+    links::gateways_connected(&mut findings, objects, [service.e_site_name.as_str()]);
     findings.summary()
 }
 
-pub fn server(server: &EServer, world: &ObjectSet, now: Time) -> Vec<Condition> {
+pub fn server(server: &EServer, objects: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(server, now);
-    site_exists(&mut findings, world, &server.e_site_name);
-    server_address(&mut findings, world, server);
+    site_exists(&mut findings, objects, &server.e_site_name);
+    server_address(&mut findings, objects, server);
     // A host without ports is only a subject: it cannot be reached, so no policy is needed.
     if !server.ports.is_empty() || !server.e_policys.is_empty() {
-        policies_exist(&mut findings, world, &server.e_policys, "reach its ports");
-        links::gateways_connected(&mut findings, world, [server.e_site_name.as_str()]);
+        policies_exist(&mut findings, objects, &server.e_policys, "reach its ports");
+        links::gateways_connected(&mut findings, objects, [server.e_site_name.as_str()]);
     }
     findings.summary()
 }
 
-pub fn policy(policy: &EPolicy, world: &ObjectSet, now: Time) -> Vec<Condition> {
+pub fn policy(policy: &EPolicy, objects: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(policy, now);
     if policy.allowed_servers.is_empty() && policy.allowed_sites.is_empty() {
         let message = "allowedServers and allowedSites are empty; the policy allows no client";
@@ -124,60 +146,67 @@ pub fn policy(policy: &EPolicy, world: &ObjectSet, now: Time) -> Vec<Condition> 
         findings.holds(SITES_RESOLVED, "NoneNamed");
         return findings.summary();
     }
-    all_exist(&mut findings, world, SERVERS_RESOLVED, Kind::EServer, &policy.allowed_servers);
-    all_exist(&mut findings, world, SITES_RESOLVED, Kind::ESite, &policy.allowed_sites);
+    all_exist(&mut findings, objects, SERVERS_RESOLVED, Kind::EServer, &policy.allowed_servers);
+    all_exist(&mut findings, objects, SITES_RESOLVED, Kind::ESite, &policy.allowed_sites);
     findings.summary()
 }
 
-pub fn expose(expose: &ServiceExpose, world: &ObjectSet, now: Time) -> Vec<Condition> {
+pub fn expose(expose: &ServiceExpose, objects: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(expose, now);
-    service_exists(&mut findings, world, &expose.e_service_name);
+    service_exists(&mut findings, objects, &expose.e_service_name);
     match expose.e_sites.as_slice() {
         [] => findings.fails(SITES_RESOLVED, "NoSites", "eSites is empty; the service is presented nowhere"),
-        sites => all_exist(&mut findings, world, SITES_RESOLVED, Kind::ESite, sites),
+        sites => all_exist(&mut findings, objects, SITES_RESOLVED, Kind::ESite, sites),
     }
-    gateways_stand_at(&mut findings, world, &expose.e_sites);
-    policies_exist(&mut findings, world, &expose.e_policys, "use the service");
-    names::name_is_free(&mut findings, world, expose);
-    presented::presented(&mut findings, world, expose);
-    let service = world.service(&expose.e_service_name);
+    gateways_stand_at(&mut findings, objects, &expose.e_sites);
+    policies_exist(&mut findings, objects, &expose.e_policys, "use the service");
+    names::name_is_free(&mut findings, objects, expose);
+    presented::presented(&mut findings, objects, expose);
+    let service = objects.service(&expose.e_service_name);
     if let Some(condition) = service.and_then(|service| service.status.condition(BACKENDS_ANSWER)) {
         findings.copies(condition);
     }
-    let home = service.map(|service| service.e_site_name.as_str());
-    links::gateways_connected(&mut findings, world, expose.e_sites.iter().map(String::as_str).chain(home));
+    let service_site = service.map(|service| service.e_site_name.as_str());
+    links::gateways_connected(
+        &mut findings,
+        objects,
+        expose.e_sites.iter().map(String::as_str).chain(service_site),
+    );
     findings.summary()
 }
 
-pub fn presence(presence: &VirtualPresence, world: &ObjectSet, now: Time) -> Vec<Condition> {
+pub fn presence(presence: &VirtualPresence, objects: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(presence, now);
-    service_exists(&mut findings, world, &presence.e_service_name);
+    service_exists(&mut findings, objects, &presence.e_service_name);
     match presence.e_site_name.as_str() {
         "" => {
             let message = "eSiteName is not set and does not follow from virtualIp";
             findings.fails(SITE_RESOLVED, "SiteUnknown", message);
         }
-        site => site_exists(&mut findings, world, site),
+        site => site_exists(&mut findings, objects, site),
     }
-    presence_address(&mut findings, world, presence);
+    presence_address(&mut findings, objects, presence);
     findings.summary()
 }
 
-pub fn community(community: &ECommunity, world: &ObjectSet, now: Time) -> Vec<Condition> {
+pub fn community(community: &ECommunity, objects: &ObjectSet, now: Time) -> Vec<Condition> {
     let mut findings = Findings::of(community, now);
-    all_exist(&mut findings, world, MEMBERS_RESOLVED, Kind::ESite, &community.members);
+    all_exist(&mut findings, objects, MEMBERS_RESOLVED, Kind::ESite, &community.members);
+    layer3::policies_of_community(&mut findings, objects, community);
+    layer3::subnets_of_members(&mut findings, objects, community);
+    layer3::tunnels_of_members(&mut findings, objects, community);
     findings.summary()
 }
 
-fn site_exists(findings: &mut Findings, world: &ObjectSet, site: &str) {
-    match world.site(site) {
+fn site_exists(findings: &mut Findings, objects: &ObjectSet, site: &str) {
+    match objects.site(site) {
         Some(_) => findings.holds(SITE_RESOLVED, "SiteFound"),
         None => findings.fails(SITE_RESOLVED, "SiteMissing", format!("ESite {site} does not exist")),
     }
 }
 
-fn service_exists(findings: &mut Findings, world: &ObjectSet, service: &str) {
-    match world.service(service) {
+fn service_exists(findings: &mut Findings, objects: &ObjectSet, service: &str) {
+    match objects.service(service) {
         Some(_) => findings.holds(SERVICE_RESOLVED, "ServiceFound"),
         None => {
             let message = format!("EService {service} does not exist");
@@ -186,8 +215,14 @@ fn service_exists(findings: &mut Findings, world: &ObjectSet, service: &str) {
     }
 }
 
-fn all_exist(findings: &mut Findings, world: &ObjectSet, about: &'static str, kind: Kind, names: &[String]) {
-    let absent: Vec<&str> = absent(world, kind, names);
+fn all_exist(
+    findings: &mut Findings,
+    objects: &ObjectSet,
+    about: &'static str,
+    kind: Kind,
+    names: &[String],
+) {
+    let absent: Vec<&str> = absent(objects, kind, names);
     match (absent.is_empty(), kind) {
         (true, Kind::EServer) => findings.holds(about, "ServersFound"),
         (true, _) => findings.holds(about, "SitesFound"),
@@ -197,8 +232,8 @@ fn all_exist(findings: &mut Findings, world: &ObjectSet, about: &'static str, ki
 }
 
 /// Every existing site needs a gateway; missing sites are reported by another condition.
-fn gateways_stand_at(findings: &mut Findings, world: &ObjectSet, sites: &[String]) {
-    let bare = |site: &&String| world.site(site).is_some() && world.gateways_at(site).next().is_none();
+fn gateways_stand_at(findings: &mut Findings, objects: &ObjectSet, sites: &[String]) {
+    let bare = |site: &&String| objects.site(site).is_some() && objects.gateways_at(site).next().is_none();
     let bare: Vec<&str> = sites.iter().filter(bare).map(String::as_str).collect();
     match bare.is_empty() {
         true => findings.holds(GATEWAYS_RESOLVED, "GatewaysFound"),
@@ -210,9 +245,9 @@ fn gateways_stand_at(findings: &mut Findings, world: &ObjectSet, sites: &[String
 }
 
 /// Default deny: only subjects of existing policies are allowed. The message says so when no policy exists.
-fn policies_exist(findings: &mut Findings, world: &ObjectSet, names: &[String], may: &str) {
+fn policies_exist(findings: &mut Findings, objects: &ObjectSet, names: &[String], may: &str) {
     let denied = format!("no client may {may} (default deny)");
-    let absent = absent(world, Kind::EPolicy, names);
+    let absent = absent(objects, Kind::EPolicy, names);
     if names.is_empty() {
         findings.fails(POLICIES_RESOLVED, "NoPolicies", format!("ePolicys is empty; {denied}"));
     } else if absent.is_empty() {
@@ -226,9 +261,9 @@ fn policies_exist(findings: &mut Findings, world: &ObjectSet, names: &[String], 
 }
 
 /// A client is identified by its address, so two hosts of a site must not share one.
-fn server_address(findings: &mut Findings, world: &ObjectSet, server: &EServer) {
+fn server_address(findings: &mut Findings, objects: &ObjectSet, server: &EServer) {
     let Some(ip) = server.ip_addr() else { return };
-    let others = world.servers_with(&server.e_site_name, ip).map(|other| other.metadata.name.as_str());
+    let others = objects.servers_with(&server.e_site_name, ip).map(|other| other.metadata.name.as_str());
     let others: Vec<&str> = others.filter(|name| *name != server.metadata.name).collect();
     match others.is_empty() {
         true => findings.holds(ADDRESS_USABLE, "AddressFree"),
@@ -240,10 +275,10 @@ fn server_address(findings: &mut Findings, world: &ObjectSet, server: &EServer) 
 }
 
 /// The address was valid when the presence was stored; ranges may have changed since.
-fn presence_address(findings: &mut Findings, world: &ObjectSet, presence: &VirtualPresence) {
+fn presence_address(findings: &mut Findings, objects: &ObjectSet, presence: &VirtualPresence) {
     let gateways: Vec<&EGateway> = match presence.e_site_name.as_str() {
-        "" => world.all().collect(),
-        site => world.gateways_at(site).collect(),
+        "" => objects.all().collect(),
+        site => objects.gateways_at(site).collect(),
     };
     if gateways.is_empty() && !presence.e_site_name.is_empty() {
         let message = format!("no EGateway exists at {}", presence.e_site_name);
@@ -251,15 +286,15 @@ fn presence_address(findings: &mut Findings, world: &ObjectSet, presence: &Virtu
         return;
     }
     let rivals: Vec<&VirtualPresence> =
-        presence.ip_addr().map(|ip| world.presences_with(ip).collect()).unwrap_or_default();
+        presence.ip_addr().map(|ip| objects.presences_with(ip).collect()).unwrap_or_default();
     match presence::check_refs(presence, &gateways, &rivals).into_iter().next() {
         None => findings.holds(ADDRESS_USABLE, "AddressFree"),
         Some(error) => findings.fails(ADDRESS_USABLE, "AddressUnusable", error.to_string()),
     }
 }
 
-fn absent<'a>(world: &ObjectSet, kind: Kind, names: &'a [String]) -> Vec<&'a str> {
-    names.iter().map(String::as_str).filter(|name| world.get(kind, name).is_none()).collect()
+fn absent<'a>(objects: &ObjectSet, kind: Kind, names: &'a [String]) -> Vec<&'a str> {
+    names.iter().map(String::as_str).filter(|name| objects.get(kind, name).is_none()).collect()
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ fn printer_columns(kind: Kind) -> Vec<Value> {
             ("Service", "string", ".eServiceName"),
             ("Site", "string", ".eSiteName"),
         ],
-        Kind::ECommunity => &[("Members", "string", ".members")],
+        Kind::ECommunity => &[("Members", "string", ".members"), ("Policies", "string", ".ePolicys")],
         // Kubernetes has these kinds itself.
         Kind::Namespace | Kind::Event | Kind::Service => &[],
     };

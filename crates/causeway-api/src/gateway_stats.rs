@@ -1,4 +1,4 @@
-//! The fast-changing figures of a gateway. They are added on read and never written into objects.
+//! The fast-changing stats of a gateway. They are added on read and never written into objects.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use crate::Time;
 
 /// The state of a gateway's channel, as `causeway status --json` shows it.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct GatewayStats {
     pub connected: bool,
     /// "quic" or "tcp"; null while disconnected.
@@ -21,32 +21,27 @@ pub struct GatewayStats {
     pub since: Option<Time>,
     /// The reason why its last session ended, as in `ObjectStatus::last_disconnect_reason`; null when it is
     /// not known.
-    #[serde(default)]
     pub last_disconnect_reason: Option<String>,
     /// The netmap the gateway last acknowledged.
     pub generation: Option<String>,
     /// The seconds by which the gateway's clock was ahead of the cloud's when its session began; negative:
     /// behind.
-    #[serde(default)]
     pub clock_ahead_seconds: Option<i64>,
     /// The expiry of the certificate of the session.
-    #[serde(default)]
     pub certificate_expires: Option<Time>,
     /// The remote address of the session.
-    #[serde(default)]
     pub address: Option<String>,
     /// Two processes take the session from each other, as an edge and a copy of its data dir do: the number
     /// of takeovers and the addresses.
-    #[serde(default)]
     pub takeovers: Option<u64>,
-    #[serde(default)]
     pub rival_addresses: Vec<String>,
     /// The streams and bytes of each transport of the session, the control link's first.
-    #[serde(default)]
     pub carries: Vec<TransportStats>,
     /// Why new streams go where they go, as the edge decides.
-    #[serde(default)]
     pub carries_reason: Option<String>,
+    /// Name and version of the program at the other end, as it says. An older cloud does not send it.
+    #[serde(default)]
+    pub software: Option<String>,
 }
 
 /// The part of a session that one transport carries.

@@ -21,15 +21,15 @@ use std::fmt;
 
 pub use community::ECommunity;
 pub use event::{Event, EventSeries, EventSource, EventType, ObjectReference};
-pub use expose::ServiceExpose;
+pub use expose::{ExposeMode, ServiceExpose};
 pub use gateway::{EGateway, GatewayPrefer, PRESENCE_CIDR_DEFAULT};
 pub use namespace::{NAMESPACE, Namespace};
-pub use policy::{EPolicy, HttpRule, Limits};
+pub use policy::{EPolicy, HttpRule, Limits, PortProtocol, PortRange};
 pub use presence::VirtualPresence;
 pub use server::EServer;
 pub use service::{BackendTls, BackendTlsMode, EService, Endpoint, HealthCheck, HealthCheckType, Protocol};
 pub use services::Service;
-pub use site::ESite;
+pub use site::{CachedResource, ESite, MappedSubnet};
 
 use crate::wire::ApiVersion;
 

@@ -26,10 +26,12 @@ pub mod crd;
 pub mod discovery;
 pub mod events;
 pub mod garbage;
+pub mod layer3;
 pub mod object_set;
 pub mod openapi;
 pub mod presence;
 
+pub mod accept;
 pub mod error_chain;
 pub mod gateway_stats;
 pub mod management;

@@ -13,7 +13,8 @@ use crate::{Condition, GatewayStats, Time};
 
 /// Paths of the calls.
 pub mod paths {
-    /// GET: `FleetStatus`.
+    /// GET: `FleetStatus`. `?show=gateways` leaves out sites and exposures; `gateway=NAME`, which may occur several times,
+    /// leaves out the other gateways. An older cloud sends everything.
     pub const STATUS: &str = "/causeway/v1/status";
     /// POST `CreateTokenRequest`: `CreatedToken`. GET: `TokenList`. DELETE `TOKENS/ID`: `DeletedToken`.
     pub const TOKENS: &str = "/causeway/v1/tokens";
@@ -29,6 +30,8 @@ pub mod paths {
     pub const PROBE: &str = "/causeway/v1/probe";
     /// POST `DiagnoseRequest`: the answer of the gateway, a JSON object.
     pub const DIAGNOSE: &str = "/causeway/v1/diagnose";
+    /// GET with `site`, `client` and `service`: `AccessAnswer`.
+    pub const ACCESS: &str = "/causeway/v1/access";
     /// GET: the records of connections and requests, one JSON object per line.
     pub const AUDIT: &str = "/causeway/v1/audit";
     /// GET: the records of administrative calls, one JSON object per line.
@@ -356,13 +359,44 @@ pub struct DiagnoseRequest {
     pub service: Option<String>,
 }
 
-/// Sites, gateways and exposures with their conditions.
+/// The decision on a client that wants to use a service, as the gateways at both ends make it by their newest netmaps.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AccessAnswer {
+    /// True if both ends allow it.
+    pub allowed: bool,
+    /// The decision of the client's gateway, then that of the service's gateway.
+    pub decisions: Vec<AccessDecision>,
+}
+
+/// The decision of one gateway.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AccessDecision {
+    pub site: String,
+    /// The active gateway of the site. Empty: the site has none.
+    pub gateway: String,
+    /// The principal as this gateway sees it.
+    pub principal: String,
+    pub allowed: bool,
+    /// The policies that allow it. Each of them adds its limits.
+    pub policies: Vec<String>,
+    /// True if policies allow only some HTTP requests.
+    pub reads_requests: bool,
+    /// The reason of a refusal in one word, as in metrics and the audit, and as a sentence.
+    pub refusal: String,
+    pub message: String,
+}
+
+/// Sites, gateways, exposures and communities with their conditions.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FleetStatus {
     pub gateways: Vec<GatewayOverview>,
     pub sites: Vec<SiteOverview>,
     pub exposures: Vec<ExposureOverview>,
+    /// Empty from a cloud without layer 3.
+    pub communities: Vec<CommunityOverview>,
 }
 
 /// A gateway, the state of its channel and of its identity.
@@ -399,6 +433,18 @@ pub struct SiteOverview {
     pub subnets: Vec<String>,
     /// The number of gateways of the site.
     pub gateways: usize,
+    pub conditions: Vec<Condition>,
+}
+
+/// Sites whose networks reach each other at layer 3.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CommunityOverview {
+    pub name: String,
+    pub members: Vec<String>,
+    /// None: everything between members is allowed.
+    pub policies: Option<Vec<String>>,
+    pub map_from: String,
     pub conditions: Vec<Condition>,
 }
 

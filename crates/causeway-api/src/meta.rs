@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Time;
+use crate::kinds::MappedSubnet;
 
 /// Standard object's metadata. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
@@ -176,6 +177,11 @@ pub struct ObjectStatus {
     /// Superseded, CloudStopped or Refused. Kept while the gateway is connected again.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub last_disconnect_reason: String,
+
+    /// ESite only: networks that were allocated from mapFrom of an ECommunity, and under which other sites see the subnets.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub mapped_subnets: Vec<MappedSubnet>,
 }
 
 impl ObjectStatus {

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use crate::kinds::{
     ECommunity, EGateway, EPolicy, EServer, EService, ESite, Kind, ServiceExpose, VirtualPresence,
 };
+use crate::layer3::Layer3Facts;
 use crate::object::{Object, Resource};
 
 /// Every object, by kind and name.
@@ -30,6 +31,10 @@ pub struct ObjectSet {
     servers_by_dns_name: Index<String>,
     policies_by_site: Index<String>,
     policies_by_server: Index<String>,
+    communities_by_member: Index<String>,
+    plain_peers: BTreeSet<String>,
+    /// Facts about layer 3 that are stored beside the objects.
+    pub layer3: Layer3Facts,
 }
 
 /// Names of objects, by a common property.
@@ -177,12 +182,32 @@ impl ObjectSet {
         self.policies_by_server.get(server).into_iter().flatten().filter_map(|name| self.find(name))
     }
 
+    /// The communities that a site is a member of, by name. The site need not exist.
+    pub fn communities_of(&self, site: &str) -> impl Iterator<Item = &ECommunity> {
+        self.communities_by_member.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+    }
+
+    /// The other sites that share a community with a site, by name.
+    pub fn neighbours(&self, site: &str) -> BTreeSet<&str> {
+        let members = self.communities_of(site).flat_map(|community| &community.members);
+        members.map(String::as_str).filter(|member| *member != site).collect()
+    }
+
+    /// The gateways that are plain WireGuard peers, by name.
+    pub fn plain_peers(&self) -> impl Iterator<Item = &EGateway> {
+        self.plain_peers.iter().filter_map(|name| self.find(name))
+    }
+
     /// Adds the object to its indexes, or removes it from them.
     fn index(&mut self, object: &Object, enter: bool) {
         let name = object.name();
         match object {
             Object::EGateway(gateway) => {
                 set(&mut self.gateways_by_site, gateway.e_site_name.clone(), name, enter);
+                match enter && gateway.is_plain_wireguard() {
+                    true => self.plain_peers.insert(name.to_owned()),
+                    false => self.plain_peers.remove(name),
+                };
             }
             Object::EService(service) => {
                 set(&mut self.services_by_site, service.e_site_name.clone(), name, enter);
@@ -223,11 +248,12 @@ impl ObjectSet {
                     set(&mut self.presences_by_address, ip, name, enter);
                 }
             }
-            Object::ESite(_)
-            | Object::ECommunity(_)
-            | Object::Namespace(_)
-            | Object::Event(_)
-            | Object::Service(_) => {}
+            Object::ECommunity(community) => {
+                for member in &community.members {
+                    set(&mut self.communities_by_member, member.clone(), name, enter);
+                }
+            }
+            Object::ESite(_) | Object::Namespace(_) | Object::Event(_) | Object::Service(_) => {}
         }
     }
 }
@@ -245,9 +271,9 @@ fn set<K: Ord>(index: &mut Index<K>, key: K, name: &str, enter: bool) {
 
 impl FromIterator<Object> for ObjectSet {
     fn from_iter<I: IntoIterator<Item = Object>>(objects: I) -> ObjectSet {
-        let mut world = ObjectSet::default();
-        objects.into_iter().for_each(|object| world.insert(object));
-        world
+        let mut set = ObjectSet::default();
+        objects.into_iter().for_each(|object| set.insert(object));
+        set
     }
 }
 
@@ -259,18 +285,18 @@ mod tests {
 
     #[test]
     fn indexes_follow_every_change() {
-        let mut world = ObjectSet::default();
+        let mut objects = ObjectSet::default();
         let at = |site: &str| gateway("gw", site);
-        let names = |world: &ObjectSet, site: &str| {
-            world.gateways_at(site).map(|gateway| gateway.metadata.name.clone()).collect::<Vec<_>>()
+        let names = |objects: &ObjectSet, site: &str| {
+            objects.gateways_at(site).map(|gateway| gateway.metadata.name.clone()).collect::<Vec<_>>()
         };
-        world.insert(at("berlin"));
-        assert_eq!((names(&world, "berlin"), names(&world, "oslo")), (vec!["gw".into()], vec![]));
-        world.insert(at("oslo"));
-        assert_eq!((names(&world, "berlin"), names(&world, "oslo")), (vec![], vec!["gw".into()]));
-        world.remove(Kind::EGateway, "gw");
-        assert_eq!((names(&world, "berlin"), names(&world, "oslo")), (vec![], vec![]));
-        assert!(world.gateways_by_site.is_empty(), "an index keeps nothing of what is gone");
+        objects.insert(at("berlin"));
+        assert_eq!((names(&objects, "berlin"), names(&objects, "oslo")), (vec!["gw".into()], vec![]));
+        objects.insert(at("oslo"));
+        assert_eq!((names(&objects, "berlin"), names(&objects, "oslo")), (vec![], vec!["gw".into()]));
+        objects.remove(Kind::EGateway, "gw");
+        assert_eq!((names(&objects, "berlin"), names(&objects, "oslo")), (vec![], vec![]));
+        assert!(objects.gateways_by_site.is_empty(), "an index keeps nothing of what is gone");
     }
 
     fn gateway(name: &str, site: &str) -> Object {

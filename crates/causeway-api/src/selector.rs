@@ -185,9 +185,11 @@ impl<'a> SelectableFields<'a> {
                 virtual_ip: text(&presence.virtual_ip),
                 ..SelectableFields::default()
             },
-            Object::ECommunity(community) => {
-                SelectableFields { members: texts(&community.members), ..SelectableFields::default() }
-            }
+            Object::ECommunity(community) => SelectableFields {
+                members: texts(&community.members),
+                e_policys: texts(community.e_policys.as_deref().unwrap_or_default()),
+                ..SelectableFields::default()
+            },
             Object::Namespace(_) | Object::Service(_) => SelectableFields::default(),
             Object::Event(event) => event_facets(event),
         };

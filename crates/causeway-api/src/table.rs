@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 pub use text::{age, bytes};
 
 use crate::gateway_stats::GatewayStats;
-use crate::kinds::{EGateway, EPolicy, EServer, EService, Event, Kind, Limits, ServiceExpose};
+use crate::kinds::{EGateway, EPolicy, EServer, EService, ESite, Event, Kind, Limits, ServiceExpose};
 use crate::object::Object;
 use crate::{ConditionStatus, Time, allocate, conditions};
 
@@ -47,7 +47,18 @@ const REASON: Column = wide("Reason", "Reason of the Ready condition, as one wor
 /// The columns of a kind, in the order of `cells`.
 pub fn columns(kind: Kind) -> &'static [Column] {
     match kind {
-        Kind::ESite => const { &[NAME, column("Subnets", "Networks inside the site."), READY, AGE, REASON] },
+        Kind::ESite => {
+            const {
+                &[
+                    NAME,
+                    column("Subnets", "Networks inside the site."),
+                    READY,
+                    AGE,
+                    wide("Mapped", "Networks that other sites see under other addresses."),
+                    REASON,
+                ]
+            }
+        }
         Kind::EGateway => {
             const {
                 &[
@@ -106,6 +117,7 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                     column("Sites", "ESites whose hosts are allowed."),
                     READY,
                     AGE,
+                    wide("Ports", "Protocols and ports that are allowed; none: all."),
                     wide("Limits", "Limits for each subject."),
                     integer("Rules", "Number of HTTP rules.", 1),
                     REASON,
@@ -142,7 +154,17 @@ pub fn columns(kind: Kind) -> &'static [Column] {
             }
         }
         Kind::ECommunity => {
-            const { &[NAME, column("Members", "Sites that may talk directly."), READY, AGE, REASON] }
+            const {
+                &[
+                    NAME,
+                    column("Members", "Sites whose networks reach each other."),
+                    column("Policies", "Names of the EPolicys that narrow it; none: everything is allowed."),
+                    READY,
+                    AGE,
+                    wide("MapFrom", "Range of mapped networks."),
+                    REASON,
+                ]
+            }
         }
         Kind::Namespace => const { &[NAME, column("Status", "The phase of the namespace."), AGE] },
         Kind::Service => const { &[NAME, AGE] },
@@ -187,8 +209,8 @@ pub fn definitions_of(columns: &[Column]) -> Value {
     columns.iter().map(definition).collect()
 }
 
-/// Returns one row, in the order of `columns`. The figures of a gateway are added here.
-pub fn cells(object: &Object, now: Time, figures: Option<&GatewayStats>) -> Vec<Value> {
+/// Returns one row, in the order of `columns`. The stats of a gateway are added here.
+pub fn cells(object: &Object, now: Time, stats: Option<&GatewayStats>) -> Vec<Value> {
     let name = Value::from(object.name());
     let (ready, reason) = ready(object);
     let age = match object.metadata().creation_timestamp {
@@ -196,8 +218,10 @@ pub fn cells(object: &Object, now: Time, figures: Option<&GatewayStats>) -> Vec<
         None => Value::from("<unknown>"),
     };
     match object {
-        Object::ESite(site) => vec![name, text::list(&site.subnets), ready, age, reason],
-        Object::EGateway(gateway) => gateway_cells(gateway, now, figures, name, age, reason),
+        Object::ESite(site) => {
+            vec![name, text::list(&site.subnets), ready, age, text::list(&mapped(site)), reason]
+        }
+        Object::EGateway(gateway) => gateway_cells(gateway, now, stats, name, age, reason),
         Object::EService(service) => vec![
             name,
             text::word(&service.e_site_name),
@@ -226,6 +250,7 @@ pub fn cells(object: &Object, now: Time, figures: Option<&GatewayStats>) -> Vec<
             text::list(&policy.allowed_sites),
             ready,
             age,
+            text::list(&policy.ports),
             limits(policy),
             policy.http.len().into(),
             reason,
@@ -251,7 +276,15 @@ pub fn cells(object: &Object, now: Time, figures: Option<&GatewayStats>) -> Vec<
             age,
             reason,
         ],
-        Object::ECommunity(community) => vec![name, text::list(&community.members), ready, age, reason],
+        Object::ECommunity(community) => vec![
+            name,
+            text::list(&community.members),
+            text::list(community.e_policys.as_deref().unwrap_or_default()),
+            ready,
+            age,
+            text::word(&community.map_from),
+            reason,
+        ],
         Object::Namespace(namespace) => vec![name, text::word(&namespace.state.phase), age],
         Object::Service(_) => vec![name, age],
         Object::Event(event) => event_cells(event, now, name),
@@ -289,26 +322,26 @@ fn event_cells(event: &Event, now: Time, name: Value) -> Vec<Value> {
 fn gateway_cells(
     gateway: &EGateway,
     now: Time,
-    figures: Option<&GatewayStats>,
+    stats: Option<&GatewayStats>,
     name: Value,
     age_cell: Value,
     reason: Value,
 ) -> Vec<Value> {
     let unknown = GatewayStats::default();
-    let figures = figures.unwrap_or(&unknown);
+    let stats = stats.unwrap_or(&unknown);
     vec![
         name,
         text::word(&gateway.e_site_name),
         text::word(&gateway.ip),
-        ConditionStatus::from(figures.connected).as_str().into(),
-        text::word(figures.transport.as_deref().unwrap_or_default()),
-        figures.rtt_ms.map_or_else(|| text::NONE.into(), |rtt| text::milliseconds(rtt).into()),
+        ConditionStatus::from(stats.connected).as_str().into(),
+        text::word(stats.transport.as_deref().unwrap_or_default()),
+        stats.rtt_ms.map_or_else(|| text::NONE.into(), |rtt| text::milliseconds(rtt).into()),
         age_cell,
         text::word(&gateway.virtual_presence_ip_cidr),
-        bytes(figures.sent_bytes).into(),
-        bytes(figures.received_bytes).into(),
-        figures.since.map_or_else(|| text::NONE.into(), |since| age(now.since(since)).into()),
-        text::word(figures.generation.as_deref().unwrap_or_default()),
+        bytes(stats.sent_bytes).into(),
+        bytes(stats.received_bytes).into(),
+        stats.since.map_or_else(|| text::NONE.into(), |since| age(now.since(since)).into()),
+        text::word(stats.generation.as_deref().unwrap_or_default()),
         gateway.priority.into(),
         reason,
     ]
@@ -331,6 +364,11 @@ fn presented(expose: &ServiceExpose) -> Value {
         Some((end, _)) => format!("{}…", &message[..end]).into(),
         None => text::word(message),
     }
+}
+
+fn mapped(site: &ESite) -> Vec<String> {
+    let all = site.mapped_subnets.iter().chain(&site.status.mapped_subnets);
+    all.map(|mapping| format!("{}={}", mapping.subnet, mapping.seen_as)).collect()
 }
 
 fn address(service: &EService) -> Value {

@@ -46,7 +46,7 @@ pub fn authorize(identity: &Identity, wish: &RequestedAccess<'_>) -> Result<(), 
         (Role::Viewer, RequestedAccess::Object { .. }) => Err(AccessDenied("a viewer only reads")),
         // Tokens, certificates and backups are secrets, also for callers that may read every object.
         (Role::Viewer, RequestedAccess::Action { method, path })
-            if **method == Method::GET && matches!(*path, "status" | "audit") =>
+            if **method == Method::GET && matches!(*path, "status" | "access" | "audit") =>
         {
             Ok(())
         }
@@ -100,6 +100,8 @@ mod tests {
         check(&Role::Admin, action(&post, "tokens"), true);
         check(&Role::Viewer, action(&get, "status"), true);
         check(&Role::Viewer, action(&get, "audit"), true);
+        check(&Role::Viewer, action(&get, "access"), true);
+        check(&gateway, action(&get, "access"), false);
         check(&gateway, action(&get, "audit"), false);
         check(&Role::Anonymous, action(&get, "audit"), false);
         check(&Role::Viewer, action(&post, "status"), false);

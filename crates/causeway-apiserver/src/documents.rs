@@ -17,27 +17,27 @@ use crate::request::media::MediaRange;
 use crate::request::{DiscoveryRequest, OpenApiRequest};
 use crate::respond::{self, Body};
 
-struct Document {
+pub(crate) struct StaticDocument {
     bytes: Bytes,
     tag: HeaderValue,
 }
 
-impl Document {
-    fn new(bytes: impl Into<Bytes>) -> Document {
+impl StaticDocument {
+    pub(crate) fn new(bytes: impl Into<Bytes>) -> StaticDocument {
         let bytes = bytes.into();
         let mut hasher = DefaultHasher::new();
         bytes.hash(&mut hasher);
         let tag = format!("\"{:016X}\"", hasher.finish());
         let tag = HeaderValue::from_str(&tag).expect("hexadecimal digits in quotes are a header value");
-        Document { bytes, tag }
+        StaticDocument { bytes, tag }
     }
 
-    fn json(value: &Value) -> Document {
-        Document::new(value.to_string())
+    fn json(value: &Value) -> StaticDocument {
+        StaticDocument::new(value.to_string())
     }
 
     /// Returns the document, or 304 when the client has it.
-    fn answer(&self, request: &HeaderMap, content_type: HeaderValue) -> Response<Body> {
+    pub(crate) fn answer(&self, request: &HeaderMap, content_type: HeaderValue) -> Response<Body> {
         let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
         let own = self.tag.to_str().unwrap_or_default();
         let known =
@@ -72,7 +72,7 @@ pub fn discovery(
             (found(discovery::resource_list(group.name()))?, respond::JSON)
         }
     };
-    Ok(Document::json(&document).answer(request, content_type))
+    Ok(StaticDocument::json(&document).answer(request, content_type))
 }
 
 fn found(document: Option<Value>) -> Result<Value, Status> {
@@ -115,16 +115,16 @@ pub fn openapi(
 }
 
 fn v2(accept: &[MediaRange], request: &HeaderMap) -> Result<Response<Body>, Status> {
-    static JSON: OnceLock<Document> = OnceLock::new();
-    static PROTOBUF: OnceLock<Document> = OnceLock::new();
+    static JSON: OnceLock<StaticDocument> = OnceLock::new();
+    static PROTOBUF: OnceLock<StaticDocument> = OnceLock::new();
     for range in accept {
         if openapi::V2_PROTOBUF_ACCEPT.contains(&range.media.as_str()) {
-            let document = PROTOBUF.get_or_init(|| Document::new(openapi::v2_protobuf()));
+            let document = PROTOBUF.get_or_init(|| StaticDocument::new(openapi::v2_protobuf()));
             let content_type = HeaderValue::from_static(openapi::V2_PROTOBUF_CONTENT_TYPE);
             return Ok(document.answer(request, content_type));
         }
         if takes_json(range) {
-            let document = JSON.get_or_init(|| Document::json(&openapi::v2()));
+            let document = JSON.get_or_init(|| StaticDocument::json(&openapi::v2()));
             return Ok(document.answer(request, respond::JSON));
         }
     }
@@ -135,18 +135,18 @@ fn takes_json(range: &MediaRange) -> bool {
     matches!(range.media.as_str(), "application/json" | "application/*" | "*/*")
 }
 
-fn v3_index() -> &'static Document {
-    static INDEX: OnceLock<Document> = OnceLock::new();
-    INDEX.get_or_init(|| Document::json(&openapi::v3_index()))
+fn v3_index() -> &'static StaticDocument {
+    static INDEX: OnceLock<StaticDocument> = OnceLock::new();
+    INDEX.get_or_init(|| StaticDocument::json(&openapi::v3_index()))
 }
 
 fn v3(path: &str, hash: Option<&str>, request: &HeaderMap) -> Result<Response<Body>, Status> {
-    static CORE: OnceLock<Document> = OnceLock::new();
-    static GROUP: OnceLock<Document> = OnceLock::new();
-    static AUTHENTICATION: OnceLock<Document> = OnceLock::new();
-    static AUTHORIZATION: OnceLock<Document> = OnceLock::new();
-    static EVENTS: OnceLock<Document> = OnceLock::new();
-    let document = |version| move || Document::json(&openapi::v3(version));
+    static CORE: OnceLock<StaticDocument> = OnceLock::new();
+    static GROUP: OnceLock<StaticDocument> = OnceLock::new();
+    static AUTHENTICATION: OnceLock<StaticDocument> = OnceLock::new();
+    static AUTHORIZATION: OnceLock<StaticDocument> = OnceLock::new();
+    static EVENTS: OnceLock<StaticDocument> = OnceLock::new();
+    let document = |version| move || StaticDocument::json(&openapi::v3(version));
     let document = match path {
         "api/v1" => CORE.get_or_init(document(ApiVersion::Core)),
         "apis/causeway.io/v1" => GROUP.get_or_init(document(ApiVersion::Group)),
@@ -172,8 +172,8 @@ fn v3(path: &str, hash: Option<&str>, request: &HeaderMap) -> Result<Response<Bo
     Ok(response)
 }
 
-fn reviews(group: &str) -> Document {
-    Document::json(&openapi::v3_reviews(group).unwrap_or_default())
+fn reviews(group: &str) -> StaticDocument {
+    StaticDocument::json(&openapi::v3_reviews(group).unwrap_or_default())
 }
 
 /// Returns the address of a document, with its hash, as the index lists it.

@@ -4,7 +4,7 @@
 //! the client are reported exactly.
 
 use causeway_api::status::{StatusCause, StatusDetails};
-use causeway_api::{ApiVersion, FieldReason, Kind, Status};
+use causeway_api::{ApiVersion, FieldReason, Kind, Status, error_chain};
 use causeway_store::{Revision, StoreError};
 
 use crate::authorize::{AccessDenied, RequestedAccess};
@@ -251,16 +251,4 @@ pub fn from_action(refusal: ActionRefusal) -> Status {
     }
     .into();
     status
-}
-
-/// Returns an error and all its causes, on one line.
-pub fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

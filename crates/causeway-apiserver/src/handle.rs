@@ -5,6 +5,7 @@
 
 mod act;
 mod authenticate;
+mod console;
 mod objects;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use hyper::body::{Body as _, Incoming};
 use tokio_util::sync::CancellationToken;
 
 use crate::authorize::{RequestedAccess, authorize};
+use crate::console::sessions::ConsoleSessions;
 use crate::limits::failures::AuthFailures;
 use crate::limits::watches::WatchLimits;
 use crate::limits::{ApiLimits, RequestPermit, RequestQueue};
@@ -35,6 +37,7 @@ use crate::{
 };
 use act::Act;
 
+use authenticate::Authenticated;
 pub use authenticate::RequestPeer;
 
 /// The shared state of all requests; one per server.
@@ -50,6 +53,7 @@ pub struct Handler {
     pub bodies: RequestQueue,
     pub watches: WatchLimits,
     pub failures: AuthFailures,
+    pub sessions: ConsoleSessions,
     pub shared: Arc<RenderContext>,
     /// Cancelled when the server stops; ends the watches.
     pub stop: CancellationToken,
@@ -65,6 +69,8 @@ struct Asking<'a> {
     caller: Arc<Identity>,
     /// The caller's name. Limits count by it, so that impersonating many users raises no limit.
     user: Arc<str>,
+    /// Cancelled when the server stops or the console session of the caller ends. Ends watches and other streams.
+    stop: CancellationToken,
 }
 
 impl Handler {
@@ -125,7 +131,10 @@ impl Handler {
         {
             return Ok(self.probe(probe, verbose));
         }
-        let caller = self.identify(caller, head).await?;
+        if let Ok(ApiRequest::Console(what)) = &ask {
+            return self.console(caller, head, what, body).await;
+        }
+        let Authenticated { identity: caller, stop } = self.identify(caller, head).await?;
         act.identified(&caller, self.authenticator.credential_name(&caller));
         let user: Arc<str> = caller.user.as_str().into();
         if caller.is_anonymous() && !matches!(ask, Ok(ApiRequest::Version | ApiRequest::Probe { .. })) {
@@ -143,7 +152,7 @@ impl Handler {
         }
         let ask = ask?;
         self.allow(&identity, &ask, &head.method)?;
-        let asking = Asking { head, accept: request::accept(&head.headers), identity, caller, user };
+        let asking = Asking { head, accept: request::accept(&head.headers), identity, caller, user, stop };
         let ask = match ask {
             // A watch takes no permit: it may last for an hour.
             ApiRequest::Object(object) if matches!(object.verb, ObjectVerb::Watch(_)) => {
@@ -154,7 +163,7 @@ impl Handler {
         // The body is read before a permit is taken: a client that sends half a body delays only itself. The
         // body counts against its limit while it is in memory, to the end of the request.
         let _held = if body.is_end_stream() { None } else { Some(self.sit(&self.bodies, &asking).await?) };
-        let body = self.read_body(head, body).await?;
+        let body = self.read_body(head, body, self.limits.body_bytes_max).await?;
         let _seat = self.sit(&self.line, &asking).await?;
         match ask {
             ApiRequest::Object(object) => self.object(&asking, object, body, act).await,
@@ -164,6 +173,7 @@ impl Handler {
             ApiRequest::Review(what) => self.review(&asking, what, &body),
             ApiRequest::Action { path, query } => self.action(&asking, path, query, body, act).await,
             ApiRequest::Probe { probe, verbose } => Ok(self.probe(probe, verbose)),
+            ApiRequest::Console(_) => Err(Status::no_such_path(head.uri.path())),
         }
     }
 
@@ -216,8 +226,12 @@ impl Handler {
     }
 
     /// Reads the whole body, within its limits of size and time.
-    async fn read_body(&self, head: &http::request::Parts, body: &mut Incoming) -> Result<Bytes, Status> {
-        let max = self.limits.body_bytes_max;
+    async fn read_body(
+        &self,
+        head: &http::request::Parts,
+        body: &mut Incoming,
+        max: usize,
+    ) -> Result<Bytes, Status> {
         let announced =
             head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         if announced.is_some_and(|length: u64| length > max as u64) {
@@ -276,7 +290,7 @@ impl Handler {
             ActionBody::Bytes(bytes) => Body::Whole(bytes),
             ActionBody::Stream(stream) => Body::Stream(stream),
             ActionBody::Endless(stream) => {
-                Body::Stream(Box::pin(stream.take_until(self.stop.clone().cancelled_owned())))
+                Body::Stream(Box::pin(stream.take_until(asking.stop.clone().cancelled_owned())))
             }
         };
         Ok(response)
@@ -321,6 +335,7 @@ fn labels(ask: &Result<ApiRequest, Status>) -> RequestLabels {
         Ok(ApiRequest::Review(_)) => ("create", "reviews"),
         Ok(ApiRequest::Action { .. }) => ("call", "actions"),
         Ok(ApiRequest::Probe { .. } | ApiRequest::Version) => ("get", "probes"),
+        Ok(ApiRequest::Console(_)) => ("call", "console"),
         Err(_) => ("none", "none"),
     };
     RequestLabels { verb, resource, code: 0 }

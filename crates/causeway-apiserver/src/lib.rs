@@ -1,7 +1,8 @@
 //! A Kubernetes-compatible HTTP API in front of the store.
 //!
 //! `server` accepts connections and `handle` handles each request: `request` parses it, `authorize` checks
-//! the rights, `registry` executes it, `render` and `respond` make the response. `watch` serves watches.
+//! the rights, `registry` executes it, `render` and `respond` make the response. `watch` serves watches, `console`
+//! the files and the sign-in of the web console.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 // A refusal ends its request, so the cost of moving a large error value does not matter.
 #![allow(clippy::result_large_err)]
@@ -21,6 +22,7 @@ pub mod render;
 pub mod request;
 pub mod watch;
 
+mod console;
 mod documents;
 mod handle;
 pub mod limits;

@@ -10,12 +10,14 @@ pub mod sources;
 pub mod watches;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use fair_concurrency::{ConcurrencyLimits, FairConcurrency, QueueEntry};
+
+use causeway_api::sync::MutexExt;
 
 /// All limits of the server, with their reasons.
 #[derive(Debug, Clone)]
@@ -152,7 +154,7 @@ impl RequestQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_ignoring_poison()
     }
 }
 

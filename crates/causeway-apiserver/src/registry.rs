@@ -18,8 +18,8 @@ mod reserve;
 mod typed;
 mod write;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use causeway_api::{ApiVersion, Kind, Object, Status, Time, wire};
@@ -42,11 +42,19 @@ pub struct Registry {
     store: Store,
     clock: Arc<dyn Clock>,
     watch_readers: KindReaders,
-    admin_audit: OnceLock<Arc<dyn AdminAudit>>,
-    observer: OnceLock<Arc<dyn ChangeObserver>>,
-    sessions: OnceLock<Arc<dyn SessionLookup>>,
+    hooks: RegistryHooks,
     /// The number of events in the store, as last counted by the part that drops them.
     event_count: AtomicUsize,
+}
+
+/// The parts of a server that a registry calls.
+#[derive(Clone, Default)]
+pub struct RegistryHooks {
+    /// The audit for writes of Causeway's own controllers. Clients are recorded where they are answered.
+    pub admin_audit: Option<Arc<dyn AdminAudit>>,
+    pub observer: Option<Arc<dyn ChangeObserver>>,
+    /// Used before an object is deleted.
+    pub sessions: Option<Arc<dyn SessionLookup>>,
 }
 
 /// Receives the changes that Causeway's own parts commit through this registry, each on the replica that
@@ -97,17 +105,14 @@ impl<'a> ObjectAuthor<'a> {
 }
 
 impl Registry {
+    /// A registry without hooks.
     pub fn new(store: Store, clock: Arc<dyn Clock>) -> Registry {
-        let watch_readers = KindReaders::new(StoreSource(store.clone()));
-        let (admin_audit, observer, sessions) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        let event_count = AtomicUsize::new(0);
-        Registry { store, clock, watch_readers, admin_audit, observer, sessions, event_count }
+        Registry::with_hooks(store, clock, RegistryHooks::default())
     }
 
-    /// Sets the audit for writes of Causeway's own controllers. Clients are recorded where they are answered.
-    /// Only the first call has an effect.
-    pub fn record_controllers(&self, audit: Arc<dyn AdminAudit>) {
-        let _ = self.admin_audit.set(audit);
+    pub fn with_hooks(store: Store, clock: Arc<dyn Clock>, hooks: RegistryHooks) -> Registry {
+        let watch_readers = KindReaders::new(StoreSource(store.clone()));
+        Registry { store, clock, watch_readers, hooks, event_count: AtomicUsize::new(0) }
     }
 
     /// Records that a controller has changed an object. Status and events are not recorded: they are reports,
@@ -116,20 +121,9 @@ impl Registry {
         if kind == Kind::Event {
             return;
         }
-        if let Some(audit) = self.admin_audit.get() {
+        if let Some(audit) = &self.hooks.admin_audit {
             audit.record(AdminRecord::of_controller(manager, verb, kind.name(), name));
         }
-    }
-
-    /// Sets the observer. A second one is ignored.
-    pub fn observe(&self, observer: Arc<dyn ChangeObserver>) {
-        let _ = self.observer.set(observer);
-    }
-
-    /// Sets the lookup for sessions of gateways, which is used before an object is deleted. A second one is
-    /// ignored.
-    pub fn ask_sessions(&self, sessions: Arc<dyn SessionLookup>) {
-        let _ = self.sessions.set(sessions);
     }
 
     /// Sets the number of events. Above `HARD_MAX` clients cannot create more.

@@ -1,6 +1,6 @@
 //! Renders stored objects in the form that a client asks for: whole, metadata alone, or rows of a table.
 //!
-//! Whole objects are spliced, never parsed. Tables parse the object and add the live figures of gateways.
+//! Whole objects are spliced, never parsed. Tables parse the object and add the live stats of gateways.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use crate::watch::ObjectFormat;
 use crate::{Clock, GatewayStatsSource, NoGatewayStats, SystemClock};
 
 pub struct Renderer {
-    figures: Arc<dyn GatewayStatsSource>,
+    stats: Arc<dyn GatewayStatsSource>,
     clock: Arc<dyn Clock>,
 }
 
 impl Renderer {
-    pub fn new(figures: Arc<dyn GatewayStatsSource>, clock: Arc<dyn Clock>) -> Renderer {
-        Renderer { figures, clock }
+    pub fn new(stats: Arc<dyn GatewayStatsSource>, clock: Arc<dyn Clock>) -> Renderer {
+        Renderer { stats, clock }
     }
 
-    /// Renders without live figures.
+    /// Renders without live stats.
     pub fn plain() -> Renderer {
         Renderer::new(Arc::new(NoGatewayStats), Arc::new(SystemClock))
     }
@@ -137,11 +137,11 @@ impl Renderer {
             let unknown = table::columns(kind).iter().map(|_| json!("<unreadable>"));
             return unknown.collect();
         };
-        let figures = match kind {
-            Kind::EGateway => self.figures.gateway(object.name()),
+        let stats = match kind {
+            Kind::EGateway => self.stats.gateway(object.name()),
             _ => None,
         };
-        table::cells(&object, Time::new(self.clock.now()), figures.as_ref())
+        table::cells(&object, Time::new(self.clock.now()), stats.as_ref())
     }
 }
 
@@ -223,9 +223,9 @@ mod tests {
     }
 
     #[test]
-    fn a_table_joins_the_figures_of_a_gateway() {
-        struct Figures;
-        impl GatewayStatsSource for Figures {
+    fn a_table_joins_the_stats_of_a_gateway() {
+        struct FixedStats;
+        impl GatewayStatsSource for FixedStats {
             fn gateway(&self, name: &str) -> Option<GatewayStats> {
                 (name == "a").then(|| GatewayStats {
                     connected: true,
@@ -236,7 +236,7 @@ mod tests {
             }
         }
         let clock = || "2026-11-15T19:05:00Z".parse::<jiff::Timestamp>().unwrap();
-        let renderer = Renderer::new(Arc::new(Figures), Arc::new(clock));
+        let renderer = Renderer::new(Arc::new(FixedStats), Arc::new(clock));
         let table = parsed(&renderer.list(
             &form(ObjectView::Table(MetaVersion::V1), IncludeObject::Metadata),
             Kind::EGateway,

@@ -25,6 +25,7 @@ pub enum ApiRequest {
     Action { path: String, query: Option<String> },
     Probe { probe: HealthProbe, verbose: bool },
     Version,
+    Console(ConsoleRequest),
 }
 
 /// A request about one collection or one object of the kinds that are served here.
@@ -115,6 +116,15 @@ impl HealthProbe {
     }
 }
 
+/// A request of the web console that is no call of the API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConsoleRequest {
+    /// A file under `/console`; empty: the page itself.
+    File(String),
+    /// GET shows the sign-in, POST begins it, DELETE ends it.
+    Session,
+}
+
 /// Parses a request. `Err` is the response to the client; rights are not checked here.
 pub fn parse(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<ApiRequest, Status> {
     let path = uri.path();
@@ -141,6 +151,11 @@ pub fn parse(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<ApiReque
             parser.read(ApiRequest::Probe { probe: HealthProbe::Ready, verbose: query.has("verbose") })
         }
         ["version"] => parser.read(ApiRequest::Version),
+        ["console", "session"] => match method.as_str() {
+            "GET" | "HEAD" | "POST" | "DELETE" => Ok(ApiRequest::Console(ConsoleRequest::Session)),
+            _ => Err(parser.head.not_allowed()),
+        },
+        ["console", rest @ ..] => parser.read(ApiRequest::Console(ConsoleRequest::File(rest.join("/")))),
         ["causeway", "v1", rest @ ..] if !rest.is_empty() => {
             Ok(ApiRequest::Action { path: rest.join("/"), query: uri.query().map(str::to_owned) })
         }
@@ -273,7 +288,7 @@ impl ApiRequest {
             ApiRequest::Discovery(_) | ApiRequest::OpenApi(_) | ApiRequest::Review(_) => {
                 RequestedAccess::Description
             }
-            ApiRequest::Probe { .. } | ApiRequest::Version => RequestedAccess::Probe,
+            ApiRequest::Probe { .. } | ApiRequest::Version | ApiRequest::Console(_) => RequestedAccess::Probe,
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use causeway_daemon::{Metrics, Readiness};
+use causeway_daemon::{ACCEPT_PAUSE, Metrics, Readiness};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -24,6 +24,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::console::sessions::ConsoleSessions;
 use crate::handle::{Handler, RequestPeer};
 use crate::limits::failures::AuthFailures;
 use crate::limits::sources::Sources;
@@ -43,7 +44,7 @@ pub struct ApiServerParts {
     pub actions: Arc<dyn Actions>,
     /// Stores the records of administrative acts.
     pub admin_audit: Arc<dyn AdminAudit>,
-    pub figures: Arc<dyn GatewayStatsSource>,
+    pub stats: Arc<dyn GatewayStatsSource>,
     /// The report for `/readyz`.
     pub readiness: Readiness,
     pub metrics: Metrics,
@@ -78,12 +79,13 @@ impl ApiServer {
     pub fn on(listener: TcpListener, parts: ApiServerParts) -> std::io::Result<ApiServer> {
         let addr = listener.local_addr()?;
         let metrics = ApiMetrics::register(&parts.metrics);
-        let renderer = Renderer::new(parts.figures, parts.registry.clock());
+        let renderer = Renderer::new(parts.stats, parts.registry.clock());
         let handler = Handler {
             line: RequestQueue::for_work(&parts.limits),
             bodies: RequestQueue::for_bodies(&parts.limits),
             watches: WatchLimits::new(parts.limits.watches_per_identity_max),
             failures: AuthFailures::new(parts.limits.failures_per_minute_max),
+            sessions: ConsoleSessions::default(),
             shared: Arc::new(RenderContext {
                 encoder: Arc::new(renderer),
                 observer: Arc::new(metrics.clone()),
@@ -122,6 +124,7 @@ impl ApiServer {
                 _ = sweep.tick() => {
                     self.handler.watches.sweep(&*self.handler.authenticator);
                     self.handler.failures.tidy();
+                    self.handler.sessions.sweep(Instant::now(), &*self.handler.authenticator);
                     continue;
                 }
             };
@@ -181,7 +184,6 @@ impl ApiServer {
 const SWEEP_PERIOD: Duration = Duration::from_millis(500);
 // One log line per period suffices while an address floods.
 const TELL_PERIOD: Duration = Duration::from_secs(60);
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 // client-go carries all its watches over one connection.
 const STREAMS_MAX: u32 = 2_000;
 // A peer that vanished silently is noticed a little after this time.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use causeway_api::selector::{SelectableFields, Selector};
 use causeway_api::watch_event;
-use causeway_api::{ApiVersion, Kind, Object, Revision, Status};
+use causeway_api::{ApiVersion, Kind, Object, Revision, Status, error_chain};
 use causeway_store::{ListRange, Store, StoreError, StoreWatch, WatchSignal};
 use causeway_watch::{ChangeFeed, ChangeSignal, EventEncoder, ObjectChange, Snapshot, WatchSource};
 pub use causeway_watch::{WatchEnds, WatchObserver, random_fraction};
 
-use crate::errors::{self, ErrorSubject, error_chain};
+use crate::errors::{self, ErrorSubject};
 use crate::registry::prefix;
 use crate::render::Renderer;
 

@@ -31,12 +31,12 @@ pub use self::plan::{DialRoute, DialTransports, HEAD_START, STAGGER};
 pub use self::proxy::{ConnectProxy, ProxyUrlError};
 use crate::clock::Clock;
 use crate::link::{CHANNEL_ALPN, Link, LinkSide, Transport};
-use crate::lock::lock;
 use crate::peer::CertificateFacts;
 use crate::quic::{ConnectError, QuicClient, QuicOptions, RetryTicket};
 use crate::tcp;
 use crate::tls::{self, TlsCredentials, TlsSigner, TrustAnchors};
 use crate::token::ChannelEndpoint;
+use causeway_api::sync::MutexExt;
 
 /// Deadline of each attempt, for connecting and the handshake together.
 pub const ATTEMPT_MAX: Duration = Duration::from_secs(2);
@@ -142,7 +142,7 @@ impl LinkDialer {
 
     /// The address of the machine has changed: QUIC links continue from a new socket.
     pub fn rebind(&self) -> io::Result<()> {
-        match &*lock(&self.quic) {
+        match &*self.quic.lock_ignoring_poison() {
             Some(client) => client.rebind(),
             None => Ok(()),
         }
@@ -254,12 +254,12 @@ impl LinkDialer {
     }
 
     fn numbers(&self) -> MutexGuard<'_, HashMap<SocketAddr, RetryTicket>> {
-        lock(&self.numbers)
+        self.numbers.lock_ignoring_poison()
     }
 
     /// The socket is bound on first use, and kept.
     fn quic_client(&self) -> io::Result<QuicClient> {
-        let mut client = lock(&self.quic);
+        let mut client = self.quic.lock_ignoring_poison();
         if let Some(client) = &*client {
             return Ok(client.clone());
         }

@@ -18,8 +18,8 @@ use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
 
 use crate::link::LinkSide;
-use crate::lock::lock;
 pub use busy_poll::note;
+use causeway_api::sync::MutexExt;
 
 /// Chooses the thread of a new link. A dialling process has one link, or two during a change, and connections
 /// may move between the two, so all of them share a thread. An accepting process has many links, which are
@@ -31,24 +31,24 @@ pub fn choose(side: LinkSide) -> io::Result<Handle> {
         LinkSide::Dialled => 0,
         LinkSide::Accepted => NEXT.fetch_add(1, Ordering::Relaxed) % count,
     };
-    home(number)
+    runtime(number)
 }
 
 /// Registers a connection with the I/O driver of that thread.
-pub fn bring(stream: TcpStream, home: &Handle) -> io::Result<TcpStream> {
+pub fn bring(stream: TcpStream, runtime: &Handle) -> io::Result<TcpStream> {
     let stream = stream.into_std()?;
-    let _context = home.enter();
+    let _context = runtime.enter();
     TcpStream::from_std(stream)
 }
 
-fn home(number: usize) -> io::Result<Handle> {
-    static HOMES: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
-    let mut homes = lock(&HOMES);
-    while homes.len() <= number {
-        let handle = start(homes.len())?;
-        homes.push(handle);
+fn runtime(number: usize) -> io::Result<Handle> {
+    static RUNTIMES: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
+    let mut runtimes = RUNTIMES.lock_ignoring_poison();
+    while runtimes.len() <= number {
+        let handle = start(runtimes.len())?;
+        runtimes.push(handle);
     }
-    Ok(homes[number].clone())
+    Ok(runtimes[number].clone())
 }
 
 fn start(number: usize) -> io::Result<Handle> {
@@ -71,8 +71,8 @@ mod tests {
 
     use super::*;
 
-    async fn thread_of(home: &Handle) -> ThreadId {
-        home.spawn(async { thread::current().id() }).await.unwrap()
+    async fn thread_of(runtime: &Handle) -> ThreadId {
+        runtime.spawn(async { thread::current().id() }).await.unwrap()
     }
 
     #[tokio::test]
@@ -98,9 +98,9 @@ mod tests {
         let (stream, _) = listener.accept().await.unwrap();
         client.write_all(b"before").await.unwrap();
         stream.readable().await.unwrap();
-        let home = choose(LinkSide::Dialled).unwrap();
-        let mut stream = bring(stream, &home).unwrap();
-        let serving = home.spawn(async move {
+        let runtime = choose(LinkSide::Dialled).unwrap();
+        let mut stream = bring(stream, &runtime).unwrap();
+        let serving = runtime.spawn(async move {
             let mut read = [0; 11];
             stream.read_exact(&mut read).await.unwrap();
             stream.write_all(&read).await.unwrap();

@@ -9,8 +9,6 @@
 
 pub mod link;
 
-mod lock;
-
 pub mod clock;
 pub mod dial;
 pub mod enrol;

@@ -25,6 +25,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::quic::{DatagramMailbox, QuicLink, QuicRecv, QuicSend};
 use crate::tcp::{TcpLink, TcpRecv, TcpSend};
 use secondary::SecondarySlot;
+pub use secondary::{SlotLink, SlotState};
 
 pub use flow::{DatagramFlow, DatagramFlowRecv, DatagramFlowSend, DatagramPath};
 pub use header::{HEADER_BYTES_MAX, HeaderError, PREFIX_BYTES, StreamHeader, StreamOrigin, StreamPurpose};
@@ -155,7 +156,14 @@ pub struct Link {
     /// The secondary link of a session over QUIC. A TCP link has none.
     secondary: Option<Arc<SecondarySlot>>,
     /// Permit for this link at the port that accepted it.
-    _place: Option<Arc<OwnedSemaphorePermit>>,
+    place: Option<Arc<PortPlace>>,
+}
+
+/// The place of a link at its port.
+pub(crate) struct PortPlace {
+    pub permit: OwnedSemaphorePermit,
+    /// Places that are kept for sessions.
+    pub reserved: usize,
 }
 
 #[derive(Clone)]
@@ -178,12 +186,20 @@ impl From<TcpLink> for Link {
 
 impl Link {
     fn new(inner: LinkInner) -> Link {
-        Link { inner, secondary: None, _place: None }
+        Link { inner, secondary: None, place: None }
     }
 
     /// Returns the same link, counted at its port until the last handle is dropped.
-    pub(crate) fn holding(self, place: OwnedSemaphorePermit) -> Link {
-        Link { _place: Some(Arc::new(place)), ..self }
+    pub(crate) fn holding(self, place: PortPlace) -> Link {
+        Link { place: Some(Arc::new(place)), ..self }
+    }
+
+    /// Returns whether the remaining places of the port that accepted this link are kept for sessions, so that it may not
+    /// become a secondary link.
+    pub fn is_port_crowded(&self) -> bool {
+        let is_crowded =
+            |place: &Arc<PortPlace>| place.permit.semaphore().available_permits() < place.reserved;
+        self.place.as_ref().is_some_and(is_crowded)
     }
 
     /// Gives the peer of an accepted link its full limits. Before this call it may open one stream, the
@@ -198,8 +214,9 @@ impl Link {
     /// Opens a stream as soon as the peer's limit allows it. The header is sent with the first bytes; there
     /// is no round trip.
     ///
-    /// A stream of a service or a node takes the secondary link where one is attached, and the primary one otherwise: it
-    /// never waits for a link that is being opened. Datagrams need QUIC, so a stream with datagrams stays on it.
+    /// A stream of a service or a node takes the secondary link where one is attached and has room for a stream, and the
+    /// primary one otherwise: it never waits for a link that is being opened or is full. Datagrams need QUIC, so a stream
+    /// with datagrams stays on it.
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
         let link = match &self.inner {
             LinkInner::Quic(link) => link,
@@ -209,10 +226,11 @@ impl Link {
             return link.open_stream(header).await;
         };
         if let Some(Link { inner: LinkInner::Tcp(attached), .. }) = secondary.attached() {
-            match attached.open_stream(header.clone()).await {
-                // It died a moment ago. The primary link is alive, or will say why not.
-                Err(StreamError::Closed(_)) => {}
-                opened => return opened,
+            match attached.try_open_stream(&header) {
+                Ok(Some(stream)) => return Ok(stream),
+                // It has no room, or died a moment ago. The primary link is alive, or will say why not.
+                Ok(None) | Err(StreamError::Closed(_)) => {}
+                Err(error) => return Err(error),
             }
         }
         secondary.note_stream();
@@ -355,15 +373,15 @@ impl Link {
     }
 
     /// The totals of the session: the primary link and its secondary links.
-    pub fn figures(&self) -> LinkStats {
+    pub fn stats(&self) -> LinkStats {
         let (primary, secondary) = self.stats_by_transport();
         primary.plus(&secondary)
     }
 
     fn primary_stats(&self) -> LinkStats {
         match &self.inner {
-            LinkInner::Quic(link) => link.figures(),
-            LinkInner::Tcp(link) => link.figures(),
+            LinkInner::Quic(link) => link.stats(),
+            LinkInner::Tcp(link) => link.stats(),
         }
     }
 
@@ -376,10 +394,10 @@ impl Link {
 
     /// Runtime of the I/O thread that drives the link; tasks with much traffic on it should run there.
     /// `None`: any thread.
-    pub fn home(&self) -> Option<Handle> {
+    pub fn runtime(&self) -> Option<Handle> {
         match &self.inner {
-            LinkInner::Quic(_) => self.secondary.as_ref()?.home(),
-            LinkInner::Tcp(link) => Some(link.home().clone()),
+            LinkInner::Quic(_) => self.secondary.as_ref()?.runtime(),
+            LinkInner::Tcp(link) => Some(link.runtime().clone()),
         }
     }
 
@@ -425,11 +443,11 @@ impl Stream {
         (self.send, self.recv)
     }
 
-    /// Runtime of its link, see `Link::home`.
-    pub fn home(&self) -> Option<&Handle> {
+    /// Runtime of its link, see `Link::runtime`.
+    pub fn runtime(&self) -> Option<&Handle> {
         match &self.send.0 {
             SendInner::Quic(_) => None,
-            SendInner::Tcp(send) => Some(send.home()),
+            SendInner::Tcp(send) => Some(send.runtime()),
         }
     }
 

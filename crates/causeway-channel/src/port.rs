@@ -27,18 +27,19 @@ use rustls::ServerConfig;
 use rustls_pki_types::CertificateDer;
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::link::{CloseCode, CloseReason, Link, LinkSide};
-use crate::lock::lock;
+use crate::link::{CloseCode, CloseReason, Link, LinkSide, PortPlace};
 use crate::quic::server::{AlpnProtocol, QuicServer};
 use crate::quic::{BusyRefusal, EndpointKeys, QuicOptions, RetryTicket};
 use crate::{tcp, tls, wire};
+use causeway_api::accept::ACCEPT_PAUSE;
+use causeway_api::sync::MutexExt;
 
 use half_open::HalfOpenHandshakes;
 use handshake_slots::HandshakeSlots;
@@ -92,14 +93,15 @@ const ADDRESSES_MAX: usize = 50_000;
 /// Bound of completed handshakes that wait for `accept`. When it is full, further handshakes wait with their
 /// last step.
 const COMPLETED_MAX: usize = 64;
+/// With less than half (1/2) of `links_max` free, no secondary link is accepted: sessions need the places, and each may have
+/// two secondary links, an attached and a retired one.
+const SESSIONS_PART: usize = 2;
 /// When a quarter (1/4) of the handshake slots is taken, QUIC clients must prove their address with a Retry.
 const RETRY_ABOVE_PART: usize = 4;
 /// Bound of remembered refusals: two seconds of them. A search takes microseconds.
 const BUSY_RECORDS_MAX: usize = 1024;
 /// No dial lasts longer, so a later first packet with the same ID is a new dial.
 const DIAL_MAX: Duration = Duration::from_secs(60);
-/// Pause after a failed `accept`, which would fail again at once while file descriptors are short.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time that close frames have to reach their peers when the port stops.
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(1);
 
@@ -136,7 +138,7 @@ struct Shared {
     /// The latest refusals of busy clients.
     busy_records: Mutex<VecDeque<BusyRecord>>,
     links: Arc<Semaphore>,
-    figures: PortMetrics,
+    metrics: PortMetrics,
     completed: mpsc::Sender<IncomingLink>,
     certificate_check: OnceLock<CertificateCheck>,
 }
@@ -177,7 +179,7 @@ impl ChannelPort {
             tickets: RetryTickets::new(Instant::now()),
             busy_records: Mutex::default(),
             links: Arc::new(Semaphore::new(limits.links_max)),
-            figures: PortMetrics::default(),
+            metrics: PortMetrics::default(),
             completed: sender,
             certificate_check: OnceLock::new(),
             limits,
@@ -195,8 +197,8 @@ impl ChannelPort {
         let _ = self.shared.certificate_check.set(check);
     }
 
-    pub fn figures(&self) -> &PortMetrics {
-        &self.shared.figures
+    pub fn metrics(&self) -> &PortMetrics {
+        &self.shared.metrics
     }
 
     /// Returns the next connection whose handshake is complete. Handshakes make progress only while this is
@@ -213,7 +215,7 @@ impl ChannelPort {
                     Err(error) => {
                         // The usual cause is a lack of file descriptors; accepting again at once would spin.
                         tracing::warn!(%error, "channel port cannot accept a TCP connection; raise the limit of open files if it is reached");
-                        self.shared.figures.count_turned_away(RejectReason::Accept);
+                        self.shared.metrics.count_turned_away(RejectReason::Accept);
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
@@ -230,7 +232,7 @@ impl ChannelPort {
     fn start_tcp_handshake(&mut self, link: TcpStream, client: SocketAddr) {
         let client = SocketAddr::new(client.ip().to_canonical(), client.port());
         if let Err(why) = self.shared.check_rates(client.ip()) {
-            return self.shared.figures.count_turned_away(why);
+            return self.shared.metrics.count_turned_away(why);
         }
         let (shared, place) = (self.shared.clone(), HalfOpenGuard::take(&self.shared, client.ip()));
         self.handshakes.spawn(async move {
@@ -250,12 +252,12 @@ impl ChannelPort {
         }
         // A source address can be forged at no cost; a packet that returns from it cannot.
         if !incoming.remote_address_validated() && self.shared.is_crowded() {
-            self.shared.figures.count_retry();
+            self.shared.metrics.count_retry();
             let _ = incoming.retry();
             return;
         }
         if let Err(why) = self.shared.check_rates(client) {
-            self.shared.figures.count_turned_away(why);
+            self.shared.metrics.count_turned_away(why);
             return incoming.refuse();
         }
         let (shared, place) = (self.shared.clone(), HalfOpenGuard::take(&self.shared, client));
@@ -296,7 +298,7 @@ impl Shared {
     /// Returns the earlier refusal of a repeated first packet. A repetition is no new dial and must not be
     /// given a second time slot; its response may have been lost, and is sent again.
     fn earlier_refusal(&self, first: quinn::ConnectionId) -> Option<BusyRefusal> {
-        let busy_records = lock(&self.busy_records);
+        let busy_records = self.busy_records.lock_ignoring_poison();
         let now = Instant::now();
         let record =
             busy_records.iter().find(|record| record.first == first && now < record.due + DIAL_MAX)?;
@@ -307,7 +309,7 @@ impl Shared {
     fn record_busy(&self, first: quinn::ConnectionId, wait: Duration) -> BusyRefusal {
         let due = Instant::now() + wait;
         let number = self.tickets.issue(due);
-        let mut busy_records = lock(&self.busy_records);
+        let mut busy_records = self.busy_records.lock_ignoring_poison();
         if busy_records.len() >= BUSY_RECORDS_MAX {
             busy_records.pop_front();
         }
@@ -316,7 +318,7 @@ impl Shared {
     }
 
     fn is_crowded(&self) -> bool {
-        let half_open = lock(&self.half_open).len();
+        let half_open = self.half_open.lock_ignoring_poison().len();
         half_open >= self.limits.half_open_max / RETRY_ABOVE_PART
     }
 
@@ -334,11 +336,11 @@ impl Shared {
         };
         match handshake {
             Ok(incoming) => {
-                self.figures.count_handshake();
+                self.metrics.count_handshake();
                 // Fails only when the port is gone.
                 let _ = self.completed.send(incoming).await;
             }
-            Err(why) => self.figures.count_turned_away(why),
+            Err(why) => self.metrics.count_turned_away(why),
         }
     }
 
@@ -437,14 +439,15 @@ impl Shared {
             let text = "this replica holds its maximum number of links; try another replica, or later";
             (RejectReason::Sessions, CloseReason::new(CloseCode::Limit, text))
         })?;
-        Ok(Admitted { protocol, place })
+        let reserved = self.limits.links_max / SESSIONS_PART;
+        Ok(Admitted { protocol, place: PortPlace { permit: place, reserved } })
     }
 }
 
 /// A peer that may have a link.
 struct Admitted {
     protocol: AlpnProtocol,
-    place: OwnedSemaphorePermit,
+    place: PortPlace,
 }
 
 impl Admitted {
@@ -479,13 +482,13 @@ struct HalfOpenGuard {
 impl HalfOpenGuard {
     fn take(shared: &Arc<Shared>, address: IpAddr) -> HalfOpenGuard {
         let cancelled = CancellationToken::new();
-        let mut half_open = lock(&shared.half_open);
+        let mut half_open = shared.half_open.lock_ignoring_poison();
         let (id, gone) = half_open.enter(network(address), cancelled.clone());
-        shared.figures.half_open.set(half_open.len() as i64);
+        shared.metrics.half_open.set(half_open.len() as i64);
         drop(half_open);
         if let Some((handle, why)) = gone {
             handle.cancel();
-            shared.figures.count_turned_away(why);
+            shared.metrics.count_turned_away(why);
         }
         HalfOpenGuard { id, cancelled, shared: shared.clone() }
     }
@@ -493,9 +496,9 @@ impl HalfOpenGuard {
 
 impl Drop for HalfOpenGuard {
     fn drop(&mut self) {
-        let mut half_open = lock(&self.shared.half_open);
+        let mut half_open = self.shared.half_open.lock_ignoring_poison();
         half_open.leave(self.id);
-        self.shared.figures.half_open.set(half_open.len() as i64);
+        self.shared.metrics.half_open.set(half_open.len() as i64);
     }
 }
 

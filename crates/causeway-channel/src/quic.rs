@@ -183,7 +183,7 @@ impl QuicLink {
         observed_controller::path_stats(&self.0.connection)
     }
 
-    pub fn figures(&self) -> LinkStats {
+    pub fn stats(&self) -> LinkStats {
         let stats = self.0.connection.stats();
         let counters = &self.0.counters;
         LinkStats {

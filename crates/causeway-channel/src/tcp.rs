@@ -38,7 +38,7 @@ use crate::link::{
     CloseCode, CloseReason, DatagramError, LinkClosed, LinkLimits, LinkSide, LinkStats, PREFIX_BYTES,
     ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
 };
-use crate::lock::lock;
+use causeway_api::sync::MutexExt;
 
 /// Facts about the peer at the start of the link.
 #[derive(Debug, Clone)]
@@ -57,7 +57,7 @@ where
     over_at(io, Mux::new(side, limits, Instant::now()), meta, Handle::current())
 }
 
-fn over_at<T>(io: T, mux: Mux, meta: TcpPeer, home: Handle) -> TcpLink
+fn over_at<T>(io: T, mux: Mux, meta: TcpPeer, runtime: Handle) -> TcpLink
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -69,9 +69,9 @@ where
         pong: Notify::new(),
         ended: Notify::new(),
         meta,
-        home,
+        runtime,
     });
-    shared.home.spawn(driver::LinkDriver::new(io, shared.clone()));
+    shared.runtime.spawn(driver::LinkDriver::new(io, shared.clone()));
     TcpLink(Arc::new(Held { shared }))
 }
 
@@ -80,8 +80,8 @@ pub type LinkSocket = ReadAhead<TcpStream>;
 
 /// Prepares a socket for a link before the TLS handshake, and chooses the I/O thread of the link.
 pub fn prepare(socket: TcpStream, side: LinkSide) -> io::Result<LinkSocket> {
-    let home = io_thread::choose(side)?;
-    let socket = io_thread::bring(socket, &home)?;
+    let runtime = io_thread::choose(side)?;
+    let socket = io_thread::bring(socket, &runtime)?;
     // The driver batches frames; the kernel must not delay them. Its unsent queue should be short, so that a
     // ping does not wait behind megabytes of bulk data. A failure of either option is harmless.
     let _ = socket.set_nodelay(true);
@@ -90,7 +90,7 @@ pub fn prepare(socket: TcpStream, side: LinkSide) -> io::Result<LinkSocket> {
     let _ = SockRef::from(&socket).set_tcp_keepalive(&kernel_keepalive());
     let _ = SockRef::from(&socket).set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX));
     let _ = unpace(&socket);
-    Ok(ReadAhead::new(socket, home))
+    Ok(ReadAhead::new(socket, runtime))
 }
 
 /// Disables pacing on a path inside this host, which is never congested. Where the system's default is BBR,
@@ -146,8 +146,8 @@ fn over_tls_with(mut connection: TlsStream<LinkSocket>, mux: Mux) -> io::Result<
     let address = socket.get_ref().peer_addr()?;
     let remote_address = SocketAddr::new(address.ip().to_canonical(), address.port());
     let certificate = session.peer_certificates().and_then(<[_]>::first).cloned();
-    let home = socket.home().clone();
-    Ok(over_at(connection, mux, TcpPeer { remote_address, certificate }, home))
+    let runtime = socket.runtime().clone();
+    Ok(over_at(connection, mux, TcpPeer { remote_address, certificate }, runtime))
 }
 
 /// Sends the reason of a refusal to the peer of a connection. Holds one small buffer, whatever the peer sends
@@ -202,6 +202,13 @@ impl TcpLink {
         let class = class(&header);
         let id = self.wait(|shared| &shared.room, |mux| mux.open(message.clone(), class)).await?;
         Ok(self.stream(id))
+    }
+
+    /// Opens a stream if the peer's limit allows one now.
+    pub fn try_open_stream(&self, header: &StreamHeader) -> Result<Option<Stream>, StreamError> {
+        let message = header.encode_prefixed()?.slice(PREFIX_BYTES..);
+        let opened = self.shared().with(|mux| mux.open(message, class(header)))?;
+        Ok(opened.map(|id| self.stream(id)))
     }
 
     pub async fn accept_stream(&self) -> Result<(StreamHeader, Stream), LinkClosed> {
@@ -271,8 +278,8 @@ impl TcpLink {
         self.shared().lock().rtt()
     }
 
-    pub fn figures(&self) -> LinkStats {
-        self.shared().lock().figures()
+    pub fn stats(&self) -> LinkStats {
+        self.shared().lock().stats()
     }
 
     pub fn remote_address(&self) -> SocketAddr {
@@ -287,8 +294,8 @@ impl TcpLink {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    pub fn home(&self) -> &Handle {
-        &self.shared().home
+    pub fn runtime(&self) -> &Handle {
+        &self.shared().runtime
     }
 
     fn shared(&self) -> &Arc<Shared> {
@@ -330,7 +337,7 @@ struct Shared {
     pong: Notify,
     ended: Notify,
     meta: TcpPeer,
-    home: Handle,
+    runtime: Handle,
 }
 
 impl Shared {
@@ -349,7 +356,7 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, Mux> {
         // A panic in the mux is a bug of one link: other links continue, and its state belongs to this link
         // alone.
-        lock(&self.mux)
+        self.mux.lock_ignoring_poison()
     }
 
     fn signal(&self, signals: MuxSignals) {

@@ -3,6 +3,7 @@
 //! `route` decides which action is meant; identity and the store do the work. The API server has authenticated
 //! and authorized the caller before.
 
+mod access;
 mod audit;
 mod certificates;
 mod deeds;
@@ -15,6 +16,7 @@ mod tokens;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use causeway_api::error_chain;
 use causeway_api::management::{CertificateList, DeletedToken, RotateRequest, RotationStep, TokenList};
 use causeway_apiserver::{
     ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed, GatewayStatsSource,
@@ -31,17 +33,19 @@ use serde::de::DeserializeOwned;
 
 use crate::audit::{AuditJournal, JournalKind};
 use crate::identity::{Registrar, RotationError, TokenProblem};
+use crate::netmaps::NetmapPublisher;
 use crate::replicas::Fleet;
 
 /// Serves the actions of one cloud.
 pub struct CloudActions {
     pub registry: Arc<Registry>,
     pub registrar: Arc<Registrar>,
-    pub figures: Arc<dyn GatewayStatsSource>,
+    pub stats: Arc<dyn GatewayStatsSource>,
     pub fleet: Arc<Fleet>,
     pub journals: AuditJournal,
     /// The cloud's own gateway, which doctor asks as it asks those of edges.
     pub gateway: Gateway,
+    pub netmaps: NetmapPublisher,
 }
 
 /// The action of a call.
@@ -54,6 +58,7 @@ enum Action<'a> {
     ListCertificates,
     Revoke,
     Status,
+    Access,
     Audit,
     AdminAudit,
     Backup,
@@ -73,6 +78,7 @@ fn route<'a>(method: &Method, path: &'a str) -> Result<Action<'a>, ActionRefusal
         ["certificates"] => (Method::POST, Action::CreateCertificate),
         ["revoke"] => (Method::POST, Action::Revoke),
         ["status"] => (Method::GET, Action::Status),
+        ["access"] => (Method::GET, Action::Access),
         ["audit"] => (Method::GET, Action::Audit),
         ["audit", "admin"] => (Method::GET, Action::AdminAudit),
         ["backup"] => (Method::GET, Action::Backup),
@@ -119,7 +125,8 @@ impl Actions for CloudActions {
                     json(StatusCode::OK, &CertificateList { certificates })
                 }
                 Action::Revoke => self.revoke(identity, body(&request.body)?).await,
-                Action::Status => json(StatusCode::OK, &self.status().await?),
+                Action::Status => json(StatusCode::OK, &self.status(request.query.as_deref()).await?),
+                Action::Access => json(StatusCode::OK, &self.access(request.query.as_deref())?),
                 Action::Audit => self.audit(JournalKind::Traffic, request.query.as_deref()).await,
                 Action::AdminAudit => self.audit(JournalKind::Admin, request.query.as_deref()).await,
                 Action::Backup => Ok(self.backup()),
@@ -204,7 +211,7 @@ fn token_refusal(problem: TokenProblem) -> ActionRefusal {
         }
         TokenProblem::Enrolled { .. } => ActionRefusal::conflict(problem.to_string()),
         TokenProblem::NotLogged { .. } => {
-            ActionRefusal::new(StatusCode::INSUFFICIENT_STORAGE, chain(&problem))
+            ActionRefusal::new(StatusCode::INSUFFICIENT_STORAGE, error_chain(&problem))
         }
         TokenProblem::Store(error) => refusal(&error),
     }
@@ -212,7 +219,7 @@ fn token_refusal(problem: TokenProblem) -> ActionRefusal {
 
 fn rotation_refusal(error: RotationError) -> ActionRefusal {
     match error {
-        RotationError::Roll(_) => ActionRefusal::unavailable(chain(&error)),
+        RotationError::CaStore(_) => ActionRefusal::unavailable(error_chain(&error)),
         _ => ActionRefusal::conflict(error.to_string()),
     }
 }
@@ -222,16 +229,6 @@ fn object_refusal(error: &RegistryError) -> ActionRefusal {
     let status = error.status();
     let code = StatusCode::from_u16(status.code);
     ActionRefusal::new(code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), status.message.clone())
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(&format!(": {error}"));
-        source = error.source();
-    }
-    text
 }
 
 #[cfg(test)]
@@ -260,6 +257,8 @@ mod tests {
         check(Method::DELETE, "certificates", Err(405));
         check(Method::GET, "status", Ok(Action::Status));
         check(Method::POST, "status", Err(405));
+        check(Method::GET, "access", Ok(Action::Access));
+        check(Method::POST, "access", Err(405));
         check(Method::GET, "audit", Ok(Action::Audit));
         check(Method::GET, "audit/admin", Ok(Action::AdminAudit));
         check(Method::DELETE, "audit/admin", Err(405));

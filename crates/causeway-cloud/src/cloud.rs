@@ -5,12 +5,16 @@
 //! in flight finish while every listener is still open; then the front servers end, then the parts they use. Idle
 //! connections are not waited for.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use causeway_api::layer3::{self, TunnelRecord};
+use causeway_apicache::upstream::Upstream;
+use causeway_apiserver::registry::RegistryHooks;
 use causeway_apiserver::{ApiLimits, ApiServer, ApiServerParts, Registry, RegistryError, SystemClock};
 use causeway_channel::port::{ChannelPort, PortLimits, PortSockets};
 use causeway_channel::quic::EndpointKeys;
@@ -36,9 +40,9 @@ use crate::bootstrap;
 use crate::channel::ChannelServer;
 use crate::connect_listeners::ConnectListeners;
 use crate::deleted_gateways::DeletedGateways;
-use crate::events::{self, EventKeeper, EventWriter};
+use crate::events::{self, EventKeeper, EventQueue, EventWriter};
 use crate::fleet_metrics;
-use crate::fleet_stats::FleetStats;
+use crate::fleet_stats::{FleetSessions, FleetStats};
 use crate::garbage::GarbageCollector;
 use crate::gateway::{self, NetmapFollower};
 use crate::gateway_sites::GatewaySites;
@@ -46,14 +50,16 @@ use crate::health::StoreHealth;
 use crate::identity::{
     EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, Registrar, host_name, outward_addresses,
 };
+use crate::kubernetes;
 use crate::netmaps::NetmapPublisher;
 use crate::reconcile::Reconciler;
 use crate::replicas::{
     self, ActiveGatewayWriter, Fleet, GatewayLocation, LinkDispatcher, ReplicaAddress, SessionDirectory,
 };
 use crate::reports::{ReportInbox, ReportWriter, ReportedState};
-use crate::sessions::{ConnectionWatch, SessionLimits, SessionServices, Sessions};
+use crate::sessions::{ConnectionWatch, LiveSessions, SessionLimits, SessionServices, Sessions};
 use crate::spool_intake::{self, CloudRecordWriter, SpoolIntake};
+use crate::tunnels::{TunnelHolder, TunnelReportWriter, TunnelReports};
 
 /// The configuration of a cloud.
 #[derive(Clone, Debug)]
@@ -84,6 +90,8 @@ pub struct CloudConfig {
     pub port: PortLimits,
     /// The time that requests and streams in flight have after the stop.
     pub drain: Duration,
+    /// The kubeconfig of the cluster whose API edges have a copy of; None: no cluster.
+    pub kubernetes: Option<PathBuf>,
     /// The settings of the cloud's own gateway.
     pub gateway: causeway_gateway::GatewayOptions,
     /// The effective configuration, without secrets, for the admin dump.
@@ -104,6 +112,8 @@ pub enum CloudError {
     Audit { folder: PathBuf, source: std::io::Error },
     #[error("cannot create the objects of the cloud: {0}")]
     First(RegistryError),
+    #[error("the cluster of --kubernetes cannot be used")]
+    Kubernetes(#[from] causeway_apicache::upstream::cluster::ClusterError),
     #[error("{0} ended unexpectedly")]
     Ended(&'static str),
 }
@@ -153,6 +163,8 @@ struct Base {
     admin_journal: Arc<AdminJournal>,
     store: Store,
     registrar: Arc<Registrar>,
+    directory: Arc<SessionDirectory>,
+    live_sessions: LiveSessions,
     registry: Arc<Registry>,
 }
 
@@ -166,6 +178,8 @@ struct Traffic {
     gateway: Gateway,
     netmap_follower: NetmapFollower,
     records: CloudRecordWriter,
+    tunnel_reports: TunnelReportWriter,
+    tunnel_holder: TunnelHolder,
 }
 
 /// The loops that keep objects and their status right.
@@ -189,16 +203,16 @@ impl Cloud {
         register_listeners(&config.gateway.own_listeners, &addresses);
         let start =
             Start { config, data_dir, addresses, metrics: new_metrics(), readiness: Readiness::new() };
-        let base = start.open_base().await?;
-        let traffic = start.open_traffic(&base).await?;
+        let (base, recorded_events) = start.open_base().await?;
+        let traffic = start.open_traffic(&base)?;
         let stats =
             Arc::new(FleetStats::new(base.registry.now(), traffic.sessions.clone(), traffic.fleet.clone()));
-        base.registry.ask_sessions(stats.clone());
-        let channel = start.channel_server(listeners.channel, &base, &traffic)?;
+        let kubernetes = kubernetes::open(start.config.kubernetes.as_deref(), &base.registry).await?;
+        let channel = start.channel_server(listeners.channel, &base, &traffic, kubernetes)?;
         let connect = ConnectListeners::open(&start.data_dir, listeners.connect, &base.registrar);
         let api = start.api_server(listeners.api, &base, &traffic, stats)?;
         let admin = start.admin_server(listeners.admin, &traffic)?;
-        let controllers = start.controllers(&base, &traffic);
+        let controllers = start.controllers(&base, &traffic, recorded_events);
         start.publish_addresses();
         Ok(Cloud {
             data_dir: start.data_dir,
@@ -243,6 +257,7 @@ impl Cloud {
             name
         };
         let Traffic { netmaps, sessions, fleet, gateway, netmap_follower, records, .. } = self.traffic;
+        let (tunnel_reports, tunnel_holder) = (self.traffic.tunnel_reports, self.traffic.tunnel_holder);
         front.spawn(named("the API server", Box::pin(self.api.run(callers.clone()))));
         let (running, token) = (gateway.clone(), callers.clone());
         // Traffic that ends with the gateway needs the sessions for its last bytes.
@@ -271,6 +286,8 @@ impl Cloud {
         back.spawn(named("the netmap compiler", Box::pin(netmaps.run(servants.clone()))));
         back.spawn(named("the gateway's netmaps", Box::pin(netmap_follower.run(servants.clone()))));
         back.spawn(named("the gateway's records", Box::pin(records.run(servants.clone()))));
+        back.spawn(named("the tunnels of gateways", Box::pin(tunnel_reports.run(servants.clone()))));
+        back.spawn(named("the tunnel of the cloud", Box::pin(tunnel_holder.run(servants.clone()))));
         let controllers = self.controllers;
         back.spawn(named("reconcile", Box::pin(controllers.reconciler.run(servants.clone()))));
         let reports = controllers.reports.run(own_problems, servants.clone());
@@ -373,8 +390,8 @@ struct Start {
 }
 
 impl Start {
-    /// Opens the logs, the store and identity, and creates the objects that every cloud has.
-    async fn open_base(&self) -> Result<Base, CloudError> {
+    /// Opens the logs, the store, identity and the directory of replicas, and creates the objects that every cloud has.
+    async fn open_base(&self) -> Result<(Base, EventQueue), CloudError> {
         let config = &self.config;
         let folder = self.data_dir.folder(AUDIT_FOLDER)?;
         let opened = AuditLog::open(&folder, config.audit).and_then(|audit| {
@@ -385,39 +402,67 @@ impl Start {
         let store = Store::open(config.store.clone()).await?;
         let identity = identity_config(config, &self.addresses, audit.clone());
         let registrar = Registrar::open(store.clone(), identity).await?;
-        self.metrics.register(|registry| registrar.figures().register(registry));
-        let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
+        self.metrics.register(|registry| registrar.metrics().register(registry));
+        let directory = open_directory(config, &store, &registrar).await?;
+        let live_sessions = LiveSessions::new(&self.session_limits());
         let admin_journal = Arc::new(AdminJournal::new(admin_audit.clone(), replica_name(&self.addresses)));
-        registry.record_controllers(admin_journal.clone());
+        let (recorder, recorded_events) = events::recorder(&self.metrics);
+        let sessions = FleetSessions { directory: directory.clone(), live: live_sessions.clone() };
+        let hooks = RegistryHooks {
+            admin_audit: Some(admin_journal.clone()),
+            observer: Some(Arc::new(recorder)),
+            sessions: Some(Arc::new(sessions)),
+        };
+        let registry = Arc::new(Registry::with_hooks(store.clone(), Arc::new(SystemClock), hooks));
         bootstrap::ensure(&registry).await.map_err(CloudError::First)?;
-        Ok(Base { audit, admin_audit, admin_journal, store, registrar, registry })
+        let base =
+            Base { audit, admin_audit, admin_journal, store, registrar, directory, live_sessions, registry };
+        Ok((base, recorded_events))
     }
 
-    /// Opens the directory of replicas and the intake of records, and builds sessions, fleet and gateway on them.
-    async fn open_traffic(&self, base: &Base) -> Result<Traffic, CloudError> {
+    /// Opens the intake of records, and builds sessions, fleet and gateway on it.
+    fn open_traffic(&self, base: &Base) -> Result<Traffic, CloudError> {
         let config = &self.config;
         let inbox = Arc::new(ReportInbox::default());
         let netmaps = NetmapPublisher::new(&self.metrics, inbox.clone());
-        let directory = open_directory(config, &base.store, &base.registrar).await?;
+        let directory_of_holder = base.directory.clone();
         let intake = Arc::new(self.open_intake(&base.store)?);
-        self.metrics.register(|registry| intake.figures().register(registry));
-        let sessions = self.sessions(base, &netmaps, &directory, intake.clone(), inbox.clone());
+        self.metrics.register(|registry| intake.metrics().register(registry));
+        let tunnel_reports = TunnelReports::default();
+        let sessions = self.sessions(base, &netmaps, intake.clone(), inbox.clone(), &tunnel_reports);
         self.metrics.register(|registry| sessions.register(registry));
         self.metrics
             .register(|registry| fleet_metrics::register(registry, sessions.clone(), netmaps.clone()));
         let journals = AuditJournal::new(&self.data_dir.join(AUDIT_FOLDER));
         let fleet = Fleet::new(
-            directory,
+            base.directory.clone(),
             Arc::new(sessions.clone()),
             base.registrar.clone(),
             netmaps.sites(),
             Some(journals.clone()),
         );
+        let (tunnel_holder, lease) =
+            TunnelHolder::new(base.store.clone(), directory_of_holder, Clock::system());
         let (own_records, records) = spool_intake::own_records(&intake);
         let (gateway, netmap_follower) =
-            gateway::gateway(&netmaps, &fleet, own_records, config.gateway.clone());
+            gateway::gateway(&netmaps, &fleet, own_records, config.gateway.clone(), lease);
         self.metrics.register(|registry| gateway.register(registry));
-        Ok(Traffic { netmaps, inbox, sessions, fleet, journals, gateway, netmap_follower, records })
+        let port = config.gateway.tunnel.as_ref().map_or(0, |tunnel| tunnel.listen.port());
+        let tunnel_holder = tunnel_holder.offering(own_tunnel(&gateway, port, &base.registrar.endpoints()));
+        let tunnel_reports =
+            TunnelReportWriter { reports: tunnel_reports, store: base.store.clone(), clock: Clock::system() };
+        Ok(Traffic {
+            netmaps,
+            inbox,
+            sessions,
+            fleet,
+            journals,
+            gateway,
+            netmap_follower,
+            records,
+            tunnel_reports,
+            tunnel_holder,
+        })
     }
 
     fn open_intake(&self, store: &Store) -> Result<SpoolIntake, CloudError> {
@@ -430,25 +475,35 @@ impl Start {
         &self,
         base: &Base,
         netmaps: &NetmapPublisher,
-        directory: &Arc<SessionDirectory>,
         intake: Arc<SpoolIntake>,
         inbox: Arc<ReportInbox>,
+        tunnels: &TunnelReports,
     ) -> Sessions {
-        let directory = directory.clone();
+        let directory = base.directory.clone();
         let services = SessionServices {
             netmaps: Arc::new(netmaps.clone()),
-            upstream: Arc::new(spool_intake::SpoolIntakeHandle { intake, board: inbox }),
+            spool: Arc::new(spool_intake::SpoolIntakeHandle { intake, inbox }),
             is_elsewhere: Some(Arc::new(move |gateway| {
                 matches!(directory.whereabouts(gateway), GatewayLocation::There { .. })
             })),
+            tunnels: Some(tunnels.clone()),
         };
-        let limits = SessionLimits {
+        Sessions::new(
+            replica_name(&self.addresses),
+            base.registrar.clone(),
+            base.registry.clone(),
+            base.live_sessions.clone(),
+            services,
+            self.session_limits(),
+        )
+    }
+
+    fn session_limits(&self) -> SessionLimits {
+        SessionLimits {
             // A gateway that changes its transport has two links for a while.
             sessions_max: self.config.port.links_max * 3 / 5,
             ..SessionLimits::default()
-        };
-        let (registrar, registry) = (base.registrar.clone(), base.registry.clone());
-        Sessions::new(replica_name(&self.addresses), registrar, registry, services, limits)
+        }
     }
 
     /// The channel port: enrolment, sessions of edges, links of other replicas.
@@ -457,15 +512,16 @@ impl Start {
         sockets: PortSockets,
         base: &Base,
         traffic: &Traffic,
+        kubernetes: Option<Arc<Upstream>>,
     ) -> Result<ChannelServer, CloudError> {
         let (tls, keys) = (base.registrar.channel_tls(), port_keys(&self.data_dir)?);
         let port = ChannelPort::on(sockets, tls, keys, self.config.port.clone())
             .map_err(bind_error("channel", self.config.channel))?;
-        self.metrics.register(|registry| port.figures().register(registry));
+        self.metrics.register(|registry| port.metrics().register(registry));
         let sessions = traffic.sessions.clone();
         port.check_certificates(Box::new(move |shown, client| sessions.check_certificate(shown, client)));
-        let links =
-            LinkDispatcher::new(traffic.sessions.clone(), traffic.fleet.clone(), traffic.gateway.clone());
+        let (sessions, fleet) = (traffic.sessions.clone(), traffic.fleet.clone());
+        let links = LinkDispatcher::new(sessions, fleet, traffic.gateway.clone(), kubernetes);
         let enrolment = EnrolmentServer::new(base.registrar.clone(), EnrolmentLimits::default());
         Ok(ChannelServer { port, enrolment, links: Arc::new(links) })
     }
@@ -480,17 +536,18 @@ impl Start {
         let actions = CloudActions {
             registry: base.registry.clone(),
             registrar: base.registrar.clone(),
-            figures: stats.clone(),
+            stats: stats.clone(),
             fleet: traffic.fleet.clone(),
             journals: traffic.journals.clone(),
             gateway: traffic.gateway.clone(),
+            netmaps: traffic.netmaps.clone(),
         };
         let parts = ApiServerParts {
             registry: base.registry.clone(),
             authenticator: base.registrar.clone(),
             actions: Arc::new(actions),
             admin_audit: base.admin_journal.clone(),
-            figures: stats,
+            stats,
             tls: Some(base.registrar.api_tls()),
             readiness: self.readiness.clone(),
             metrics: self.metrics.clone(),
@@ -505,6 +562,7 @@ impl Start {
     fn admin_server(&self, listener: TcpListener, traffic: &Traffic) -> Result<AdminServer, CloudError> {
         let (shown, netmaps) = (self.config.shown.clone(), traffic.netmaps.clone());
         let (dns, presences) = (traffic.gateway.dns(), traffic.gateway.listening());
+        let tunnel = traffic.gateway.tunnel().map(causeway_gateway::tun::Tunnel::state);
         let endpoints = AdminEndpoints {
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
@@ -513,12 +571,13 @@ impl Start {
                 ("netmaps", Box::new(move || netmaps.dump())),
                 ("dns", Box::new(move || dump(&dns))),
                 ("presences", Box::new(move || dump(&presences))),
+                ("tunnel", Box::new(move || tunnel.as_ref().map(dump).unwrap_or_default())),
             ],
         };
         AdminServer::on(listener, endpoints).map_err(bind_error("admin", self.config.admin))
     }
 
-    fn controllers(&self, base: &Base, traffic: &Traffic) -> Controllers {
+    fn controllers(&self, base: &Base, traffic: &Traffic, recorded_events: EventQueue) -> Controllers {
         let Base { store, registrar, registry, .. } = base;
         let reported = Arc::new(ReportedState::default());
         let reports = ReportWriter {
@@ -552,7 +611,7 @@ impl Start {
                 sessions: traffic.sessions.clone(),
             },
             deleted_gateways: DeletedGateways::new(store.clone(), registrar.clone()),
-            events: events::record(registry, replica_name(&self.addresses), &self.metrics),
+            events: EventWriter::new(registry.clone(), recorded_events, replica_name(&self.addresses)),
             event_keeper: EventKeeper::new(registry.clone()),
             garbage: GarbageCollector::new(registry.clone()),
             store_health: StoreHealth {
@@ -573,6 +632,23 @@ impl Start {
             tracing::warn!(error, "cannot write {ADDRESSES_FILE}: local clients will not find this cloud");
         }
     }
+}
+
+/// The tunnel of the cloud's own gateway: other gateways reach it at the hosts that edges are given, at the tunnel's port.
+fn own_tunnel(gateway: &Gateway, port: u16, advertised: &[String]) -> Option<TunnelRecord> {
+    let tunnel = gateway.tunnel()?;
+    let at_port = |endpoint: &String| {
+        let (host, _) = endpoint.rsplit_once(':')?;
+        Some(format!("{host}:{port}"))
+    };
+    let endpoints: BTreeSet<String> = advertised.iter().filter_map(at_port).collect();
+    Some(TunnelRecord {
+        public_key: layer3::show_key(&tunnel.public_key()?.0),
+        port,
+        aes: tunnel.has_aes(),
+        endpoints: endpoints.into_iter().collect(),
+        ..TunnelRecord::default()
+    })
 }
 
 fn new_metrics() -> Metrics {

@@ -1,17 +1,19 @@
 //! Compiles the netmap of one gateway from all objects.
 //!
-//! Pure: the world and a gateway's name in, entries out; the same world gives the same bytes in every
+//! Pure: the objects and a gateway's name in, entries out; the same objects give the same bytes in every
 //! replica. A gateway is told only what concerns its site: names of services that are not exposed to it, and
-//! addresses inside other sites, do not leave the cloud. Default deny: access needs an existing policy, and a
+//! addresses inside sites with which it shares no community, do not leave the cloud. Default deny: access needs an existing policy, and a
 //! dangling reference allows none.
 
 pub mod affected;
 mod facts;
+mod tunnel;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use bytes::Bytes;
+use causeway_api::layer3::wire_address;
 use causeway_api::{
     EGateway, EServer, EService, ObjectSet, ServiceExpose, VirtualPresence, conditions, presence,
 };
@@ -23,14 +25,20 @@ use causeway_netmap::{
 use crate::replicas::ActiveGateways;
 
 /// The entries of a gateway's netmap. None: there is no such gateway.
-pub fn compile(world: &ObjectSet, active: &ActiveGateways, gateway: &str) -> Option<Vec<(EntryKey, Bytes)>> {
-    let facts = facts(world, active, world.gateway(gateway)?);
+pub fn compile(
+    objects: &ObjectSet,
+    active: &ActiveGateways,
+    gateway: &str,
+) -> Option<Vec<(EntryKey, Bytes)>> {
+    let facts = facts(objects, active, objects.gateway(gateway)?);
     Some(facts.iter().map(NetmapEntry::encode).collect())
 }
 
-fn facts(world: &ObjectSet, active: &ActiveGateways, gateway: &EGateway) -> Vec<NetmapEntry> {
-    let mut draft = Draft { world, site: &gateway.e_site_name, facts: Vec::new(), reach: BTreeMap::new() };
-    draft.facts.push(NetmapEntry::Gateway(facts::gateway(gateway)));
+fn facts(objects: &ObjectSet, active: &ActiveGateways, gateway: &EGateway) -> Vec<NetmapEntry> {
+    let mut draft = Draft { objects, site: &gateway.e_site_name, facts: Vec::new(), reach: BTreeMap::new() };
+    let mut own = facts::gateway(gateway);
+    draft.tunnel(active, gateway, &mut own);
+    draft.facts.push(NetmapEntry::Gateway(own));
     draft.own_site(active);
     draft.presences(gateway);
     draft.services();
@@ -44,7 +52,7 @@ fn facts(world: &ObjectSet, active: &ActiveGateways, gateway: &EGateway) -> Vec<
 
 /// A netmap in the making.
 struct Draft<'a> {
-    world: &'a ObjectSet,
+    objects: &'a ObjectSet,
     site: &'a str,
     facts: Vec<NetmapEntry>,
     /// The policies that are referred to, and the sites from which allowed subjects may come.
@@ -65,10 +73,11 @@ impl Reach<'_> {
 
 impl<'a> Draft<'a> {
     fn own_site(&mut self, active: &ActiveGateways) {
-        let subnets = self.world.site(self.site).map(facts::subnets).unwrap_or_default();
+        let subnets = self.objects.site(self.site).map(facts::subnets).unwrap_or_default();
         // A record of a gateway that is no longer at the site waits to be replaced.
-        let is_here =
-            |name: &&String| self.world.gateway(name).is_some_and(|gateway| gateway.e_site_name == self.site);
+        let is_here = |name: &&String| {
+            self.objects.gateway(name).is_some_and(|gateway| gateway.e_site_name == self.site)
+        };
         let active = active.get(self.site).filter(is_here).map(|name| name.as_str().into());
         self.facts.push(NetmapEntry::Site(SiteEntry { name: self.site.into(), subnets, active }));
     }
@@ -76,12 +85,12 @@ impl<'a> Draft<'a> {
     /// Services that are exposed here and have an address here.
     fn presences(&mut self, gateway: &'a EGateway) {
         let mut addresses: BTreeMap<&str, BTreeSet<IpAddr>> = BTreeMap::new();
-        for found in self.world.presences_at(self.site).filter(|found| is_usable(found, gateway)) {
+        for found in self.objects.presences_at(self.site).filter(|found| is_usable(found, gateway)) {
             addresses.entry(&found.e_service_name).or_default().extend(found.ip_addr());
         }
         for (name, addresses) in addresses {
             let exposes: Vec<&ServiceExpose> = self.exposes_to(name, self.site).collect();
-            let Some(service) = self.world.service(name).filter(|_| !exposes.is_empty()) else { continue };
+            let Some(service) = self.objects.service(name).filter(|_| !exposes.is_empty()) else { continue };
             let policies = sorted(exposes.iter().flat_map(|expose| &expose.e_policys));
             policies.iter().for_each(|policy| self.refer(policy, self.site));
             self.facts.push(NetmapEntry::Presence(PresenceEntry {
@@ -91,7 +100,7 @@ impl<'a> Draft<'a> {
                 protocol: facts::protocol(service.protocol),
                 brokers: facts::brokers(service),
                 names: facts::presence_names(service, self.naming(&exposes)),
-                home: service.e_site_name.as_str().into(),
+                service_site: service.e_site_name.as_str().into(),
                 policies: policies.into_iter().map(Into::into).collect(),
             }));
         }
@@ -99,8 +108,9 @@ impl<'a> Draft<'a> {
 
     /// Services that run here and are exposed somewhere.
     fn services(&mut self) {
-        for service in self.world.services_at(self.site) {
-            let exposes = self.world.exposes_of(&service.metadata.name);
+        for service in self.objects.services_at(self.site) {
+            let exposes =
+                self.objects.exposes_of(&service.metadata.name).filter(|expose| self.is_carried(expose));
             let exposes: Vec<_> = exposes.filter(|expose| !expose.e_sites.is_empty()).collect();
             if exposes.is_empty() {
                 continue;
@@ -115,7 +125,7 @@ impl<'a> Draft<'a> {
     }
 
     fn nodes_here(&mut self) {
-        for server in self.world.servers_at(self.site).filter(|server| !server.ports.is_empty()) {
+        for server in self.objects.servers_at(self.site).filter(|server| !server.ports.is_empty()) {
             let policies = sorted(&server.e_policys);
             for policy in &policies {
                 self.reach.entry(policy).or_default().anywhere = true;
@@ -126,13 +136,13 @@ impl<'a> Draft<'a> {
 
     /// Adds the hosts at other sites that clients of this site may reach, under the policies that allow it.
     fn nodes_elsewhere(&mut self) {
-        let for_site = self.world.policies_allowing_site(self.site);
-        let servers = self.world.servers_at(self.site);
+        let for_site = self.objects.policies_allowing_site(self.site);
+        let servers = self.objects.servers_at(self.site);
         let for_servers =
-            servers.flat_map(|server| self.world.policies_allowing_server(&server.metadata.name));
+            servers.flat_map(|server| self.objects.policies_allowing_server(&server.metadata.name));
         let allowing: BTreeSet<&str> =
             for_site.chain(for_servers).map(|policy| policy.metadata.name.as_str()).collect();
-        let nodes = allowing.iter().flat_map(|policy| self.world.servers_under(policy));
+        let nodes = allowing.iter().flat_map(|policy| self.objects.servers_under(policy));
         let nodes = nodes.filter(|server| server.e_site_name != self.site && !server.ports.is_empty());
         let nodes: BTreeMap<&str, &EServer> =
             nodes.map(|server| (server.metadata.name.as_str(), server)).collect();
@@ -146,7 +156,7 @@ impl<'a> Draft<'a> {
 
     /// All hosts of the site: a refusal, too, is recorded with the name of the refused host.
     fn subjects_here(&mut self) {
-        for server in self.world.servers_at(self.site) {
+        for server in self.objects.servers_at(self.site) {
             self.facts.push(NetmapEntry::Subject(SubjectEntry {
                 server: server.metadata.name.as_str().into(),
                 site: self.site.into(),
@@ -162,9 +172,10 @@ impl<'a> Draft<'a> {
     fn policies(&mut self) {
         let mut visitors: BTreeMap<&str, &str> = BTreeMap::new();
         for (name, reach) in &self.reach {
-            let policy = self.world.policy(name);
+            // One whose ports cannot be read allows no subject.
+            let policy = self.objects.policy(name).filter(|policy| facts::ports(policy).is_some());
             let named = policy.into_iter().flat_map(|policy| &policy.allowed_servers);
-            let named = named.filter_map(|server| self.world.server(server));
+            let named = named.filter_map(|server| self.objects.server(server));
             let servers: BTreeMap<&str, &str> = named
                 .filter(|server| reach.covers(&server.e_site_name))
                 .map(|server| (server.metadata.name.as_str(), server.e_site_name.as_str()))
@@ -175,7 +186,7 @@ impl<'a> Draft<'a> {
                 let hosts = sites
                     .iter()
                     .filter(|site| **site != self.site)
-                    .flat_map(|site| self.world.servers_at(site));
+                    .flat_map(|site| self.objects.servers_at(site));
                 visitors.extend(hosts.map(|host| (host.metadata.name.as_str(), host.e_site_name.as_str())));
             }
             self.facts.push(NetmapEntry::Policy(facts::policy(
@@ -186,8 +197,12 @@ impl<'a> Draft<'a> {
             )));
             visitors.extend(servers.into_iter().filter(|(_, site)| *site != self.site));
         }
+        let neighbours = self.objects.neighbours(self.site);
         for (server, site) in visitors {
-            let subject = SubjectEntry { server: server.into(), site: site.into(), ip: None };
+            let ip =
+                self.objects.server(server).filter(|_| neighbours.contains(site)).and_then(EServer::ip_addr);
+            let ip = ip.and_then(|ip| wire_address(self.objects, site, ip));
+            let subject = SubjectEntry { server: server.into(), site: site.into(), ip };
             self.facts.push(NetmapEntry::Subject(subject));
         }
     }
@@ -197,7 +212,7 @@ impl<'a> Draft<'a> {
         &'b self,
         exposes: &'b [&'a ServiceExpose],
     ) -> impl Iterator<Item = &'a ServiceExpose> + 'b {
-        exposes.iter().copied().filter(|expose| conditions::holds_name(self.world, expose, self.site))
+        exposes.iter().copied().filter(|expose| conditions::holds_name(self.objects, expose, self.site))
     }
 
     /// A host that can be reached by its name has it before any service.
@@ -214,8 +229,14 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Packets that are translated end to end are not carried yet; a condition of the exposure says so.
+    fn is_carried(&self, expose: &ServiceExpose) -> bool {
+        conditions::not_carried(self.objects, expose).is_none()
+    }
+
     fn exposes_to(&self, service: &str, site: &str) -> impl Iterator<Item = &'a ServiceExpose> {
-        self.world.exposes_of(service).filter(move |expose| expose.e_sites.iter().any(|to| to == site))
+        let exposes = self.objects.exposes_of(service).filter(|expose| self.is_carried(expose));
+        exposes.filter(move |expose| expose.e_sites.iter().any(|to| to == site))
     }
 
     fn refer(&mut self, policy: &'a str, from: &'a str) {

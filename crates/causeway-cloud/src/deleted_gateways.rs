@@ -214,21 +214,22 @@ mod tests {
     struct Lab {
         store: Store,
         departures: DeletedGateways,
-        _home: tempfile::TempDir,
+        _folder: tempfile::TempDir,
     }
 
     impl Lab {
         async fn new() -> Lab {
-            let home = tempfile::tempdir().unwrap();
-            let store = Store::open(StoreSpec::Sqlite { path: home.path().join("store.db") }).await.unwrap();
-            let data_dir = home.path().join("data");
+            let folder = tempfile::tempdir().unwrap();
+            let store =
+                Store::open(StoreSpec::Sqlite { path: folder.path().join("store.db") }).await.unwrap();
+            let data_dir = folder.path().join("data");
             causeway_daemon::data_dir::make_folder(&data_dir).unwrap();
             let endpoints = vec!["127.0.0.1:7444".parse().unwrap()];
             let config = IdentityConfig::new(data_dir, endpoints, "https://127.0.0.1:7443");
             let registrar = Registrar::open(store.clone(), config).await.unwrap();
             let mut departures = DeletedGateways::new(store.clone(), registrar);
             departures.forget_after = Duration::from_millis(20);
-            Lab { store, departures, _home: home }
+            Lab { store, departures, _folder: folder }
         }
 
         async fn put(&self, key: &str) {

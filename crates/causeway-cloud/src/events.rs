@@ -31,7 +31,7 @@ const QUEUE_MAX: usize = 1_024;
 const LOOK: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug, Default)]
-struct Figures {
+struct EventMetrics {
     written: Counter,
     dropped: Counter,
 }
@@ -39,7 +39,7 @@ struct Figures {
 /// Receives occurrences.
 pub struct EventRecorder {
     sender: mpsc::Sender<Occurrence>,
-    figures: Figures,
+    counters: EventMetrics,
 }
 
 impl ChangeObserver for EventRecorder {
@@ -49,39 +49,47 @@ impl ChangeObserver for EventRecorder {
         }
         for occurrence in transitions(old, new) {
             if self.sender.try_send(occurrence).is_err() {
-                self.figures.dropped.inc();
+                self.counters.dropped.inc();
             }
         }
     }
 }
 
+/// Recorded occurrences that are not written yet.
+pub struct EventQueue {
+    receiver: mpsc::Receiver<Occurrence>,
+    counters: EventMetrics,
+}
+
 /// Writes events at a bounded rate.
 pub struct EventWriter {
     registry: Arc<Registry>,
-    receiver: mpsc::Receiver<Occurrence>,
+    queue: EventQueue,
     /// This replica, for `reportingInstance`.
     instance: String,
-    figures: Figures,
 }
 
-/// Connects a recorder to the registry and returns the writer behind it.
-pub fn record(registry: &Arc<Registry>, instance: String, metrics: &Metrics) -> EventWriter {
-    let figures = Figures::default();
+/// Returns a recorder for the registry, and the queue behind it for an `EventWriter`.
+pub fn recorder(metrics: &Metrics) -> (EventRecorder, EventQueue) {
+    let counters = EventMetrics::default();
     metrics.register(|metrics| {
         let metrics = metrics.sub_registry_with_prefix("causeway_cloud_events");
-        metrics.register("written", "Events created or counted up", figures.written.clone());
+        metrics.register("written", "Events created or counted up", counters.written.clone());
         metrics.register(
             "dropped",
             "Occurrences dropped by a full queue, the rate limit or the store",
-            figures.dropped.clone(),
+            counters.dropped.clone(),
         );
     });
     let (sender, receiver) = mpsc::channel(QUEUE_MAX);
-    registry.observe(Arc::new(EventRecorder { sender, figures: figures.clone() }));
-    EventWriter { registry: registry.clone(), receiver, instance, figures }
+    (EventRecorder { sender, counters: counters.clone() }, EventQueue { receiver, counters })
 }
 
 impl EventWriter {
+    pub fn new(registry: Arc<Registry>, queue: EventQueue, instance: String) -> EventWriter {
+        EventWriter { registry, queue, instance }
+    }
+
     pub async fn run(mut self, stop: CancellationToken) {
         let mut pending = Pending::default();
         loop {
@@ -94,13 +102,13 @@ impl EventWriter {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                occurrence = self.receiver.recv() => match occurrence {
+                occurrence = self.queue.receiver.recv() => match occurrence {
                     Some(occurrence) => self.take(&mut pending, occurrence),
                     None => return stop.cancelled().await,
                 },
                 () = look => {}
             }
-            while let Ok(occurrence) = self.receiver.try_recv() {
+            while let Ok(occurrence) = self.queue.receiver.try_recv() {
                 self.take(&mut pending, occurrence);
             }
             while let Some(due) = pending.next(Instant::now().into_std()) {
@@ -111,7 +119,7 @@ impl EventWriter {
 
     fn take(&self, pending: &mut Pending, occurrence: Occurrence) {
         if !pending.note(occurrence, self.registry.now()) {
-            self.figures.dropped.inc();
+            self.queue.counters.dropped.inc();
         }
     }
 
@@ -127,9 +135,9 @@ impl EventWriter {
             counted => counted,
         };
         match written {
-            Ok(()) => drop(self.figures.written.inc()),
+            Ok(()) => drop(self.queue.counters.written.inc()),
             Err(error) => {
-                self.figures.dropped.inc_by(due.count.unsigned_abs());
+                self.queue.counters.dropped.inc_by(due.count.unsigned_abs());
                 tracing::debug!(event = name, reason = %error, "an event cannot be written");
             }
         }

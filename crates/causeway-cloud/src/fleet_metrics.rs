@@ -19,13 +19,13 @@ use crate::sessions::Sessions;
 const GATEWAYS_MAX: usize = 10_000;
 
 /// Shows the gateways of this replica in `/metrics`.
-pub fn register(registry: &mut Registry, sessions: Sessions, desk: NetmapPublisher) {
-    registry.register_collector(Box::new(FleetMetrics { sessions, desk }));
+pub fn register(registry: &mut Registry, sessions: Sessions, publisher: NetmapPublisher) {
+    registry.register_collector(Box::new(FleetMetrics { sessions, publisher }));
 }
 
 struct FleetMetrics {
     sessions: Sessions,
-    desk: NetmapPublisher,
+    publisher: NetmapPublisher,
 }
 
 impl fmt::Debug for FleetMetrics {
@@ -38,7 +38,7 @@ impl fmt::Debug for FleetMetrics {
 struct Row {
     gateway: String,
     site: String,
-    figures: GatewayStats,
+    stats: GatewayStats,
     lag_seconds: Option<f64>,
 }
 
@@ -46,14 +46,14 @@ impl Collector for FleetMetrics {
     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
         let attached = self.sessions.attached().into_iter().map(|session| {
             let (gateway, site) = (session.peer.gateway().to_owned(), session.peer.site().to_owned());
-            Row { gateway, site, figures: session.figures(), lag_seconds: None }
+            Row { gateway, site, stats: session.stats(), lag_seconds: None }
         });
         let mut rows: Vec<Row> = attached.collect();
         rows.sort_by(|one, other| one.gateway.cmp(&other.gateway));
         let omitted = rows.len().saturating_sub(GATEWAYS_MAX);
         rows.truncate(GATEWAYS_MAX);
         for row in &mut rows {
-            row.lag_seconds = self.desk.lag(&row.gateway).map(|lag| lag.as_secs_f64());
+            row.lag_seconds = self.publisher.lag(&row.gateway).map(|lag| lag.as_secs_f64());
         }
         encode(encoder, &rows, omitted)
     }
@@ -78,24 +78,24 @@ fn encode(mut encoder: DescriptorEncoder, rows: &[Row], omitted: usize) -> fmt::
         Ok::<(), fmt::Error>(())
     };
     let gauge = MetricType::Gauge;
-    let of = |figures: &GatewayStats, read: fn(&GatewayStats) -> u64| Some(read(figures) as f64);
+    let of = |stats: &GatewayStats, read: fn(&GatewayStats) -> u64| Some(read(stats) as f64);
     let connected = "1 while the gateway has a session at this replica";
     family("causeway_fleet_gateway_connected", connected, gauge, &|_| Some(1.0))?;
     let rtt = "Round trip between this replica and the gateway";
     family("causeway_fleet_gateway_rtt_seconds", rtt, gauge, &|row| {
-        row.figures.rtt_ms.map(|rtt| rtt / 1000.0)
+        row.stats.rtt_ms.map(|rtt| rtt / 1000.0)
     })?;
     let sent = "Bytes sent to the gateway over its present link";
     family("causeway_fleet_gateway_sent_bytes", sent, MetricType::Counter, &|row| {
-        of(&row.figures, |figures| figures.sent_bytes)
+        of(&row.stats, |stats| stats.sent_bytes)
     })?;
     let received = "Bytes received from the gateway over its present link";
     family("causeway_fleet_gateway_received_bytes", received, MetricType::Counter, &|row| {
-        of(&row.figures, |figures| figures.received_bytes)
+        of(&row.stats, |stats| stats.received_bytes)
     })?;
     let expiry = "When the certificate of the gateway's session expires, in seconds since 1970";
     family("causeway_fleet_gateway_certificate_expiry_timestamp_seconds", expiry, gauge, &|row| {
-        row.figures.certificate_expires.map(|expires| expires.as_second() as f64)
+        row.stats.certificate_expires.map(|expires| expires.as_second() as f64)
     })?;
     let lag = "How long the newest netmap has not been in force at the gateway; 0 when it is";
     family("causeway_fleet_gateway_netmap_lag_seconds", lag, gauge, &|row| row.lag_seconds)?;
@@ -120,7 +120,7 @@ mod tests {
 
     impl Collector for Rows {
         fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
-            let figures = GatewayStats {
+            let stats = GatewayStats {
                 rtt_ms: Some(12.5),
                 sent_bytes: 7,
                 certificate_expires: Some(Time::from_second(1_800_000_000)),
@@ -129,7 +129,7 @@ mod tests {
             let row = |name: &str, lag_seconds| Row {
                 gateway: name.into(),
                 site: "Oslo".into(),
-                figures: figures.clone(),
+                stats: stats.clone(),
                 lag_seconds,
             };
             encode(encoder, &[row("a", Some(0.0)), row("b", None)], self.0)
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn every_gateway_has_its_figures() {
+    fn every_gateway_has_its_stats() {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Rows(3)));
         let mut text = String::new();

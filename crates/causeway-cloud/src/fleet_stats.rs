@@ -1,7 +1,7 @@
-//! Figures of gateways that change often, added when an EGateway is read, and whether a gateway has a
+//! Stats of gateways that change often, added when an EGateway is read, and whether a gateway has a
 //! session.
 //!
-//! Figures of edges come from their sessions, at this replica or at another one; the cloud's own gateway is
+//! Stats of edges come from their sessions, at this replica or at another one; the cloud's own gateway is
 //! the cloud itself.
 
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use causeway_apiserver::GatewayStatsSource;
 use causeway_apiserver::registry::SessionLookup;
 
 use crate::bootstrap::CLOUD;
-use crate::replicas::Fleet;
-use crate::sessions::Sessions;
+use crate::replicas::{Fleet, GatewayLocation, SessionDirectory};
+use crate::sessions::{LiveSessions, Sessions};
 
-/// The figures of the whole fleet, as this replica knows them.
+/// The stats of the whole fleet, as this replica knows them.
 pub struct FleetStats {
     since: Time,
     sessions: Sessions,
@@ -30,15 +30,22 @@ impl FleetStats {
 impl GatewayStatsSource for FleetStats {
     fn gateway(&self, name: &str) -> Option<GatewayStats> {
         if name != CLOUD {
-            return self.fleet.remote_figures(name).or_else(|| self.sessions.gateway_figures(name));
+            return self.fleet.remote_stats(name).or_else(|| self.sessions.gateway_stats(name));
         }
         // A client that can ask has reached it.
-        Some(GatewayStats { connected: true, since: Some(self.since), ..GatewayStats::default() })
+        let software = Some(concat!("causeway ", env!("CARGO_PKG_VERSION")).to_owned());
+        Some(GatewayStats { connected: true, since: Some(self.since), software, ..GatewayStats::default() })
     }
 }
 
-impl SessionLookup for FleetStats {
+/// The sessions of the whole fleet: at this replica, and at other replicas as the directory knows them.
+pub struct FleetSessions {
+    pub directory: Arc<SessionDirectory>,
+    pub live: LiveSessions,
+}
+
+impl SessionLookup for FleetSessions {
     fn has_session(&self, gateway: &str) -> bool {
-        self.fleet.is_attached(gateway)
+        self.directory.whereabouts(gateway) != GatewayLocation::Nowhere || self.live.has_session(gateway)
     }
 }

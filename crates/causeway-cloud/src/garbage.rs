@@ -180,7 +180,7 @@ async fn look(
     if meta.owner_references.is_empty() {
         return Ok(());
     }
-    let owners = owner_states(registry, meta).await?;
+    let Some(owners) = owner_states(registry, meta, seen).await? else { return Ok(()) };
     let own = match of_owner.count() {
         0 => Dependents::None,
         _ if in_circle => Dependents::InCircle,
@@ -199,19 +199,28 @@ async fn look(
     }
 }
 
-async fn owner_states(registry: &Registry, meta: &ObjectMeta) -> Result<Vec<OwnerState>, RegistryError> {
+/// Returns the state of each owner. None: an owner waits for its dependents since a revision after `seen`. Dependents of the
+/// object itself may be unknown then, and the event of the owner brings the object here again.
+async fn owner_states(
+    registry: &Registry,
+    meta: &ObjectMeta,
+    seen: Revision,
+) -> Result<Option<Vec<OwnerState>>, RegistryError> {
     let mut states = Vec::with_capacity(meta.owner_references.len());
     for reference in &meta.owner_references {
-        let state = match garbage::owner_kind(reference) {
-            None => OwnerState::Unknown,
-            Some(kind) => {
-                let found = registry.object(kind, &reference.name).await?;
-                garbage::owner_state(reference, found.as_ref().map(|found| found.object.metadata()))
-            }
+        let Some(kind) = garbage::owner_kind(reference) else {
+            states.push(OwnerState::Unknown);
+            continue;
         };
+        let found = registry.object(kind, &reference.name).await?;
+        let state = garbage::owner_state(reference, found.as_ref().map(|found| found.object.metadata()));
+        let is_newer = found.is_some_and(|found| found.revision > seen);
+        if state == OwnerState::WaitsForDependents && is_newer {
+            return Ok(None);
+        }
         states.push(state);
     }
-    Ok(states)
+    Ok(Some(states))
 }
 
 /// Removes references to owners.

@@ -1,6 +1,6 @@
 //! The cloud's own gateway, `cloud` of site `cloud`: other sites are behind the sessions of the fleet.
 //!
-//! Its netmap comes from the desk without a link in between; its records go into the same journal as those of
+//! Its netmap comes from the publisher without a link in between; its records go into the same journal as those of
 //! the edges.
 
 use std::sync::{Arc, Weak};
@@ -19,13 +19,15 @@ use crate::bootstrap::CLOUD;
 use crate::netmaps::NetmapPublisher;
 use crate::replicas::{Fleet, FleetError};
 use crate::spool_intake::CloudRecordQueue;
+use crate::tunnels::{TunnelLease, without_layer3};
 
 /// Returns the gateway and the task that keeps its netmap up to date.
 pub fn gateway(
-    desk: &NetmapPublisher,
+    publisher: &NetmapPublisher,
     fleet: &Arc<Fleet>,
     records: CloudRecordQueue,
     options: GatewayOptions,
+    lease: TunnelLease,
 ) -> (Gateway, NetmapFollower) {
     let (views, netmaps) = watch::channel(Arc::default());
     let gateway = Gateway::new(GatewayParts {
@@ -35,25 +37,28 @@ pub fn gateway(
         options,
         role_facts: None,
     });
-    (gateway, NetmapFollower { targets: desk.follow(CLOUD), views })
+    (gateway, NetmapFollower { targets: publisher.follow(CLOUD), views, lease })
 }
 
 /// Reads every netmap of the cloud's gateway once.
 pub struct NetmapFollower {
     targets: watch::Receiver<Option<TargetNetmap>>,
     views: watch::Sender<Arc<NetmapView>>,
+    /// Another replica may hold the tunnel of the cloud.
+    lease: TunnelLease,
 }
 
 impl NetmapFollower {
     pub async fn run(mut self, stop: CancellationToken) {
         loop {
             let target = self.targets.borrow_and_update().clone();
+            let holds = *self.lease.borrow_and_update();
             if let Some(target) = target {
                 let view = NetmapView::decode(&target.netmap);
                 for error in &view.damaged {
                     tracing::warn!(%error, "a part of the cloud's own netmap is left out");
                 }
-                self.views.send_replace(Arc::new(view));
+                self.views.send_replace(Arc::new(if holds { view } else { without_layer3(view) }));
             }
             tokio::select! {
                 biased;
@@ -61,6 +66,7 @@ impl NetmapFollower {
                 changed = self.targets.changed() => if changed.is_err() {
                     return stop.cancelled().await;
                 },
+                Ok(()) = self.lease.changed() => {}
             }
         }
     }
@@ -89,8 +95,8 @@ impl GatewayPeers for BehindSessions {
         })
     }
 
-    fn home(&self, site: &SiteName) -> Option<Handle> {
-        self.fleet.upgrade()?.home(site.as_str())
+    fn runtime(&self, site: &SiteName) -> Option<Handle> {
+        self.fleet.upgrade()?.runtime(site.as_str())
     }
 }
 

@@ -14,7 +14,7 @@ use causeway_api::meta::set_condition;
 use causeway_api::{ConditionStatus, Kind, Object};
 use causeway_apiserver::registry::prefix;
 use causeway_apiserver::{Registry, RegistryError};
-use causeway_store::{ListRange, Store, StoreError, StoreRecord, WatchSignal};
+use causeway_store::{FollowBackoff, Followed, Store, StoreFollower, StoreRecord};
 use tokio_util::sync::CancellationToken;
 
 use crate::identity::{ENROLLED_PREFIX, enrolled_site};
@@ -40,6 +40,16 @@ struct Known {
     enrolled: HashMap<String, String>,
     /// Status of the condition; absent where there is none.
     shown: HashMap<String, bool>,
+    objects_loaded: bool,
+    enrolled_loaded: bool,
+}
+
+/// Result of a step in the following of EGateways.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ChangedGateways {
+    gateways: BTreeSet<String>,
+    /// A gateway may stand elsewhere than before.
+    moved: bool,
 }
 
 impl Known {
@@ -55,6 +65,59 @@ impl Known {
         match self.shown.get(gateway) {
             None if is_here => None,
             shown => (shown != Some(&is_here)).then_some(is_here),
+        }
+    }
+
+    fn is_loaded(&self) -> bool {
+        self.objects_loaded && self.enrolled_loaded
+    }
+
+    fn handle_objects(&mut self, prefix: &str, step: Followed<Vec<StoreRecord>>) -> ChangedGateways {
+        match step {
+            Followed::Loaded { state, .. } => {
+                self.objects.clear();
+                self.shown.clear();
+                self.objects_loaded = true;
+                for record in state {
+                    if let Some(gateway) = record.key.strip_prefix(prefix) {
+                        self.take_object(gateway, Some(&record.value));
+                    }
+                }
+                ChangedGateways { gateways: self.objects.keys().cloned().collect(), moved: true }
+            }
+            Followed::Event(event) => match event.key.strip_prefix(prefix) {
+                Some(gateway) => ChangedGateways {
+                    moved: self.take_object(gateway, event.value.as_deref()),
+                    gateways: BTreeSet::from([gateway.to_owned()]),
+                },
+                None => ChangedGateways::default(),
+            },
+            // The last state is valid until the next load.
+            Followed::Progress(_) | Followed::Failed(_) => ChangedGateways::default(),
+        }
+    }
+
+    /// Returns the gateways whose condition may be different now.
+    fn handle_records(&mut self, step: Followed<Vec<StoreRecord>>) -> BTreeSet<String> {
+        match step {
+            Followed::Loaded { state, .. } => {
+                self.enrolled.clear();
+                self.enrolled_loaded = true;
+                for record in state {
+                    if let Some(gateway) = record.key.strip_prefix(ENROLLED_PREFIX) {
+                        self.take_record(gateway, Some(&record.value));
+                    }
+                }
+                self.objects.keys().cloned().collect()
+            }
+            Followed::Event(event) => match event.key.strip_prefix(ENROLLED_PREFIX) {
+                Some(gateway) => {
+                    self.take_record(gateway, event.value.as_deref());
+                    BTreeSet::from([gateway.to_owned()])
+                }
+                None => BTreeSet::new(),
+            },
+            Followed::Progress(_) | Followed::Failed(_) => BTreeSet::new(),
         }
     }
 
@@ -85,74 +148,33 @@ impl Known {
 }
 
 impl GatewaySites {
+    /// Follows both collections until `stop`. A closed store has no more steps.
     pub async fn run(self, stop: CancellationToken) {
-        loop {
-            let trouble = tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                Err(trouble) = self.follow() => trouble,
-            };
-            if matches!(trouble, StoreError::Closed) {
-                return;
-            }
-            match &trouble {
-                // The store logs its outages itself.
-                StoreError::Unavailable { .. } => {
-                    tracing::debug!(error = %trouble, "cannot follow the sites of gateways; listing again")
-                }
-                _ => tracing::warn!(error = %trouble, "cannot follow the sites of gateways; listing again"),
-            }
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(PAUSE) => {}
-            }
-        }
-    }
-
-    async fn follow(&self) -> Result<std::convert::Infallible, StoreError> {
-        let gateways = prefix(Kind::EGateway);
-        let since = self.store.revision().await?;
+        let (gateways, backoff) = (prefix(Kind::EGateway), FollowBackoff::constant(PAUSE));
+        let mut objects = StoreFollower::records(&self.store, &gateways, backoff);
+        let mut records = StoreFollower::records(&self.store, ENROLLED_PREFIX, backoff);
         let mut known = Known::default();
-        for record in self.list(ENROLLED_PREFIX).await? {
-            if let Some(gateway) = record.key.strip_prefix(ENROLLED_PREFIX) {
-                known.take_record(gateway, Some(&record.value));
-            }
-        }
-        for record in self.list(&gateways).await? {
-            if let Some(gateway) = record.key.strip_prefix(&gateways) {
-                known.take_object(gateway, Some(&record.value));
-            }
-        }
-        self.end_sessions(&known);
-        let mut due: BTreeSet<String> = known.objects.keys().cloned().collect();
-        let mut objects = self.store.watch(&gateways, since).await?;
-        let mut enrolled = self.store.watch(ENROLLED_PREFIX, since).await?;
+        let mut due = BTreeSet::new();
         loop {
-            for gateway in std::mem::take(&mut due) {
-                self.write(&mut known, &gateway).await;
-            }
             tokio::select! {
-                signal = objects.next() => if let WatchSignal::Event(event) = signal?
-                    && let Some(gateway) = event.key.strip_prefix(&gateways)
-                {
-                    if known.take_object(gateway, event.value.as_deref()) {
+                biased;
+                () = stop.cancelled() => return,
+                Some(step) = objects.next() => {
+                    let changed = known.handle_objects(&gateways, step);
+                    if changed.moved {
                         self.end_sessions(&known);
                     }
-                    due.insert(gateway.to_owned());
-                },
-                signal = enrolled.next() => if let WatchSignal::Event(event) = signal?
-                    && let Some(gateway) = event.key.strip_prefix(ENROLLED_PREFIX)
-                {
-                    known.take_record(gateway, event.value.as_deref());
-                    due.insert(gateway.to_owned());
-                },
+                    due.extend(changed.gateways);
+                }
+                Some(step) = records.next() => due.extend(known.handle_records(step)),
+            }
+            // Before both are loaded, a gateway would seem never to have been enrolled.
+            if known.is_loaded() {
+                for gateway in std::mem::take(&mut due) {
+                    self.write(&mut known, &gateway).await;
+                }
             }
         }
-    }
-
-    async fn list(&self, prefix: &str) -> Result<Vec<StoreRecord>, StoreError> {
-        Ok(self.store.list(prefix, ListRange::default()).await?.records)
     }
 
     fn end_sessions(&self, known: &Known) {
@@ -193,6 +215,7 @@ impl GatewaySites {
 #[cfg(test)]
 mod tests {
     use causeway_api::{EGateway, ObjectMeta, Time};
+    use causeway_store::Revision;
 
     use super::*;
 
@@ -224,6 +247,26 @@ mod tests {
         check("oslo", Some("oslo"), Some(true), None);
         // Revoked, or never enrolled: no certificate names another site.
         check("oslo", None, Some(false), Some(true));
+    }
+
+    #[test]
+    fn a_load_replaces_what_was_known_and_nothing_is_due_before_both_are_loaded() {
+        let record = |key: &str, value: Vec<u8>| StoreRecord {
+            key: key.into(),
+            value: value.into(),
+            revision: Revision(1),
+            created: Revision(1),
+        };
+        let loaded = |records| Followed::Loaded { state: records, revision: Revision(1) };
+        let mut known = Known::default();
+        let changed = known.handle_objects("g/", loaded(vec![record("g/a", stored("oslo", None))]));
+        assert_eq!(changed, ChangedGateways { gateways: BTreeSet::from(["a".into()]), moved: true });
+        assert!(!known.is_loaded());
+        assert_eq!(known.handle_records(loaded(vec![])), BTreeSet::from(["a".into()]));
+        assert!(known.is_loaded());
+        // Gone while events were missed.
+        assert_eq!(known.handle_objects("g/", loaded(vec![])).gateways, BTreeSet::new());
+        assert!(known.objects.is_empty());
     }
 
     #[test]

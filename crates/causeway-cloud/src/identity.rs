@@ -41,6 +41,7 @@ pub use admission::AdmittedPeer;
 pub use gateways::{PREFIX as ENROLLED_PREFIX, enrolled_site};
 pub use metrics::IdentityMetrics;
 pub use registrar::{IdentityConfig, IdentityError, Registrar};
+pub use replica::ReplicaIdentityError;
 pub use revoke::OpenTokens;
 pub use rotation::RotationError;
 pub use server::{EnrolmentLimits, EnrolmentServer};
@@ -51,7 +52,7 @@ pub use tokens::{ApiRole, NEW_TOKEN, OnEnrolled};
 /// Parsers of foreign bytes, for `fuzz/` alone.
 #[doc(hidden)]
 pub mod readers {
-    pub use super::ca_store::decode as decode_roll;
+    pub use super::ca_store::decode as decode_cas;
     pub use super::seal::SealKey;
     pub use super::tokens::{api_text, parse_api_text};
 }

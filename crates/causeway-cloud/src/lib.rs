@@ -21,11 +21,13 @@ pub mod gateway;
 mod gateway_sites;
 mod health;
 pub mod identity;
+mod kubernetes;
 pub mod netmaps;
 mod reconcile;
 pub mod replicas;
 mod reports;
 pub mod sessions;
 pub mod spool_intake;
+mod tunnels;
 
 pub use cloud::{Addresses, Cloud, CloudConfig, CloudError};

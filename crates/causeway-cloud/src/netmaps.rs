@@ -13,13 +13,14 @@ mod session_feed;
 mod sites;
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use causeway_api::sync::MutexExt;
 use causeway_api::{EGateway, Object, ObjectSet};
 use causeway_daemon::Metrics;
 use causeway_netmap::sync::TargetNetmap;
-use causeway_netmap::{Generation, Netmap, NetmapStamp};
+use causeway_netmap::{Generation, Netmap, NetmapStamp, NetmapView};
 use causeway_store::Revision;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -44,28 +45,28 @@ pub struct NetmapPublisher {
 }
 
 struct Shared {
-    // Taken after the world's lock, never before it.
-    desk: Mutex<Desk>,
+    // Taken after the lock of the objects, never before it.
+    state: Mutex<PublisherState>,
     /// There is something to compile.
     wake: Notify,
     /// Every attached gateway has been compiled for, as the store was then.
     compiled: watch::Sender<Generation>,
     sites: watch::Sender<Arc<SiteGateways>>,
-    figures: NetmapMetrics,
+    metrics: NetmapMetrics,
     /// Receives the reports on netmaps.
     reports: Arc<ReportInbox>,
 }
 
 #[derive(Default)]
-struct Desk {
+struct PublisherState {
     /// The reconciler's picture; none until it has loaded the store once.
-    world: Option<Arc<Mutex<ObjectSet>>>,
+    objects: Option<Arc<Mutex<ObjectSet>>>,
     seen: Generation,
     changes: NetmapChanges,
     active: ActiveGateways,
     /// Something was seen, if only a status: the generation moves.
     moved: bool,
-    /// The world was loaded anew: all gateways are compiled for, whatever the changes.
+    /// The objects were loaded anew: all gateways are compiled for, whatever the changes.
     everything: bool,
     /// Gateways that were attached since the last look.
     fresh: BTreeSet<String>,
@@ -89,11 +90,11 @@ impl NetmapPublisher {
     pub fn new(metrics: &Metrics, reports: Arc<ReportInbox>) -> NetmapPublisher {
         let (compiled, _) = watch::channel(Generation::default());
         let shared = Shared {
-            desk: Mutex::default(),
+            state: Mutex::default(),
             wake: Notify::new(),
             compiled,
             sites: watch::channel(Arc::default()).0,
-            figures: NetmapMetrics::register(metrics),
+            metrics: NetmapMetrics::register(metrics),
             reports,
         };
         NetmapPublisher { shared: Arc::new(shared) }
@@ -108,19 +109,19 @@ impl NetmapPublisher {
     /// netmap is empty.
     pub fn attach_from(&self, gateway: &str, site: Option<&str>, held: Option<NetmapStamp>) -> NetmapFeed {
         if let Some(site) = site {
-            let mut desk = self.lock();
-            let attached = desk.attached.entry(gateway.to_owned()).or_insert_with(Attached::new);
+            let mut state = self.lock();
+            let attached = state.attached.entry(gateway.to_owned()).or_insert_with(Attached::new);
             if attached.certificate_site.as_deref() != Some(site) {
                 attached.certificate_site = Some(site.to_owned());
-                desk.fresh.insert(gateway.to_owned());
+                state.fresh.insert(gateway.to_owned());
             }
         }
         let targets = self.enter(gateway, Some(held));
         let known = {
-            let desk = self.lock();
-            let target = desk.attached.get(gateway).and_then(|attached| attached.target.borrow().clone());
+            let state = self.lock();
+            let target = state.attached.get(gateway).and_then(|attached| attached.target.borrow().clone());
             let target = target.map(|target| target.netmap);
-            desk.remembered.get(gateway).into_iter().chain(target).collect::<Vec<_>>()
+            state.remembered.get(gateway).into_iter().chain(target).collect::<Vec<_>>()
         };
         NetmapFeed::new(self.clone(), gateway, held, known, targets)
     }
@@ -142,15 +143,36 @@ impl NetmapPublisher {
 
     /// Returns the netmap that an attached gateway should hold.
     pub fn target(&self, gateway: &str) -> Option<NetmapStamp> {
-        let desk = self.lock();
-        let target = desk.attached.get(gateway)?.target.borrow();
+        let state = self.lock();
+        let target = state.attached.get(gateway)?.target.borrow();
         target.as_ref().map(|target| target.netmap.stamp())
+    }
+
+    /// Compiles the netmap of a gateway as the objects are now, whether the gateway is attached or not. `None`: there is no
+    /// such gateway, or the store is not loaded yet.
+    pub fn view_of(&self, gateway: &str) -> Option<NetmapView> {
+        let (objects, active, seen) = {
+            let state = self.lock();
+            (state.objects.clone()?, state.active.clone(), state.seen)
+        };
+        let entries = {
+            let objects = objects.lock_ignoring_poison();
+            compile(&objects, &active, gateway)?
+        };
+        Netmap::build(seen, entries, None).ok().map(|netmap| NetmapView::decode(&netmap))
+    }
+
+    /// Returns the site of a service. `None`: there is no such service.
+    pub fn site_of_service(&self, service: &str) -> Option<String> {
+        let objects = self.lock().objects.clone()?;
+        let objects = objects.lock_ignoring_poison();
+        objects.service(service).map(|service| service.e_site_name.clone())
     }
 
     /// Returns how long an attached gateway has not applied its newest netmap; zero when it has applied it.
     pub fn lag(&self, gateway: &str) -> Option<Duration> {
-        let desk = self.lock();
-        let attached = desk.attached.get(gateway)?;
+        let state = self.lock();
+        let attached = state.attached.get(gateway)?;
         let target = attached.target.borrow().as_ref().map(|target| target.netmap.stamp())?;
         let is_held = attached.held.is_some_and(|held| held.digest == target.digest);
         Some(if is_held { Duration::ZERO } else { attached.published.elapsed() })
@@ -164,53 +186,76 @@ impl NetmapPublisher {
                 serde_json::json!({"generation": generation, "digest": digest})
             })
         };
-        let desk = self.lock();
-        let gateways = desk.attached.iter().map(|(gateway, attached)| {
+        let state = self.lock();
+        let gateways = state.attached.iter().map(|(gateway, attached)| {
             let target = attached.target.borrow().as_ref().map(|target| target.netmap.stamp());
             (gateway.clone(), serde_json::json!({"target": shown(target), "held": shown(attached.held)}))
         });
         let gateways: serde_json::Map<String, serde_json::Value> = gateways.collect();
-        serde_json::json!({"seen": desk.seen.to_string(), "gateways": gateways})
+        serde_json::json!({"seen": state.seen.to_string(), "gateways": gateways})
     }
 
-    /// The reconciler has loaded everything. Called with the world unlocked.
+    /// The reconciler has loaded everything. Called with the objects unlocked.
     pub(crate) fn reset(
         &self,
-        world: Arc<Mutex<ObjectSet>>,
+        objects: Arc<Mutex<ObjectSet>>,
         active: ActiveGateways,
         epoch: u64,
         revision: Revision,
     ) {
-        let mut desk = self.lock();
-        desk.world = Some(world);
-        desk.active = active;
-        desk.seen = Generation { epoch, revision: revision.0 };
-        desk.changes = NetmapChanges::default();
-        desk.everything = true;
-        drop(desk);
+        let mut state = self.lock();
+        state.objects = Some(objects);
+        state.active = active;
+        state.seen = Generation { epoch, revision: revision.0 };
+        state.changes = NetmapChanges::default();
+        state.everything = true;
+        drop(state);
         self.shared.wake.notify_one();
     }
 
-    /// An object changed. Called with the world locked, so that the change is not compiled under an earlier
+    /// An object changed. Called with the objects locked, so that the change is not compiled under an earlier
     /// revision.
     pub(crate) fn note(&self, revision: Revision, old: Option<&Object>, new: Option<&Object>) {
-        let mut desk = self.lock();
-        desk.changes.note(old, new);
-        desk.see(revision);
-        drop(desk);
+        let mut state = self.lock();
+        state.changes.note(old, new);
+        state.see(revision);
+        drop(state);
         self.shared.wake.notify_one();
     }
 
     /// The active gateway of a site was stored, or its record removed.
     pub(crate) fn note_active(&self, revision: Revision, site: &str, gateway: Option<String>) {
-        let mut desk = self.lock();
+        let mut state = self.lock();
         match gateway {
-            Some(gateway) => desk.active.insert(site.to_owned(), gateway),
-            None => desk.active.remove(site),
+            Some(gateway) => state.active.insert(site.to_owned(), gateway),
+            None => state.active.remove(site),
         };
-        desk.changes.note_active(site);
-        desk.see(revision);
-        drop(desk);
+        state.changes.note_active(site);
+        state.see(revision);
+        drop(state);
+        self.shared.wake.notify_one();
+    }
+
+    /// The tunnel of a gateway changed; `keys` are its keys before and after. Called with the objects locked.
+    pub(crate) fn note_tunnel(
+        &self,
+        revision: Revision,
+        gateway: &str,
+        keys: impl IntoIterator<Item = String>,
+    ) {
+        let mut state = self.lock();
+        state.changes.note_tunnel(gateway, keys);
+        state.see(revision);
+        drop(state);
+        self.shared.wake.notify_one();
+    }
+
+    /// Networks of these sites were mapped, or are no longer. Called with the objects locked.
+    pub(crate) fn note_mapped<'a>(&self, revision: Revision, sites: impl IntoIterator<Item = &'a str>) {
+        let mut state = self.lock();
+        sites.into_iter().for_each(|site| state.changes.note_mapped(site));
+        state.see(revision);
+        drop(state);
         self.shared.wake.notify_one();
     }
 
@@ -241,9 +286,9 @@ impl NetmapPublisher {
     }
 
     async fn round(&self) {
-        let Some(Round { world, gateways, seen }) = self.begin() else { return };
+        let Some(Round { objects, gateways, seen }) = self.begin() else { return };
         for gateway in gateways {
-            self.compile_one(&world, &gateway);
+            self.compile_one(&objects, &gateway);
             // Twenty thousand gateways take seconds; other tasks of this thread must run in between.
             tokio::task::yield_now().await;
         }
@@ -256,68 +301,69 @@ impl NetmapPublisher {
 
     /// Takes the changes and returns the gateways to compile for.
     fn begin(&self) -> Option<Round> {
-        let world = self.lock().world.clone()?;
-        let picture = lock(&world);
-        let mut desk = self.lock();
+        let objects = self.lock().objects.clone()?;
+        let picture = objects.lock_ignoring_poison();
+        let mut state = self.lock();
         // Loaded anew in between; that has woken us once more.
-        if !desk.world.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, &world)) {
+        if !state.objects.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, &objects)) {
             return None;
         }
-        desk.moved = false;
-        let everything = std::mem::take(&mut desk.everything);
-        if everything || desk.changes.concern_gateways() {
-            self.shared.sites.send_replace(Arc::new(SiteGateways::of(&picture, &desk.active)));
+        state.moved = false;
+        let everything = std::mem::take(&mut state.everything);
+        if everything || state.changes.concern_gateways() {
+            self.shared.sites.send_replace(Arc::new(SiteGateways::of(&picture, &state.active)));
         }
-        let affected = std::mem::take(&mut desk.changes).affected(&picture);
-        let mut gateways = std::mem::take(&mut desk.fresh);
+        let affected = std::mem::take(&mut state.changes).affected(&picture);
+        let mut gateways = std::mem::take(&mut state.fresh);
         if everything {
-            gateways.extend(desk.attached.keys().cloned());
+            gateways.extend(state.attached.keys().cloned());
         } else {
             gateways.extend(affected.named(&picture).map(str::to_owned));
-            gateways.extend(desk.holders_of(&affected));
+            gateways.extend(state.holders_of(&affected));
         }
-        gateways.retain(|gateway| desk.attached.contains_key(gateway));
-        let seen = desk.seen;
-        drop(desk);
+        gateways.retain(|gateway| state.attached.contains_key(gateway));
+        let seen = state.seen;
+        drop(state);
         drop(picture);
-        Some(Round { world, gateways, seen })
+        Some(Round { objects, gateways, seen })
     }
 
-    fn compile_one(&self, world: &Arc<Mutex<ObjectSet>>, gateway: &str) {
+    fn compile_one(&self, objects: &Arc<Mutex<ObjectSet>>, gateway: &str) {
         let (entries, seen) = {
-            let picture = lock(world);
-            let desk = self.lock();
+            let picture = objects.lock_ignoring_poison();
+            let state = self.lock();
             // Loaded anew since the round began: everything will be compiled from that, under its own
             // revision.
-            if !desk.world.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, world)) {
+            if !state.objects.as_ref().is_some_and(|newest| Arc::ptr_eq(newest, objects)) {
                 return;
             }
-            let (seen, active) =
-                (desk.seen, picture.gateway(gateway).and_then(|object| desk.active_at(object)));
+            let object = picture.gateway(gateway);
+            let active = object.map(|object| state.active_near(&picture, object)).unwrap_or_default();
+            let seen = state.seen;
             let certificate_site =
-                desk.attached.get(gateway).and_then(|attached| attached.certificate_site.clone());
-            drop(desk);
+                state.attached.get(gateway).and_then(|attached| attached.certificate_site.clone());
+            drop(state);
             // A gateway is never told the netmap of another site than its certificate names.
             let is_moved = certificate_site
                 .zip(picture.gateway(gateway))
                 .is_some_and(|(site, object)| site != object.e_site_name);
-            (if is_moved { None } else { compile(&picture, &active.into_iter().collect(), gateway) }, seen)
+            (if is_moved { None } else { compile(&picture, &active, gateway) }, seen)
         };
-        self.shared.figures.compiles.inc();
-        let mut desk = self.lock();
-        let Some(attached) = desk.attached.get(gateway) else { return };
+        self.shared.metrics.compiles.inc();
+        let mut state = self.lock();
+        let Some(attached) = state.attached.get(gateway) else { return };
         let previous = attached.target.borrow().as_ref().map(|target| target.netmap.clone());
-        let previous = previous.or_else(|| desk.remembered.get(gateway));
+        let previous = previous.or_else(|| state.remembered.get(gateway));
         // Without its object a gateway forwards nothing.
         let netmap = match Netmap::build(seen, entries.unwrap_or_default(), previous.as_deref()) {
             Ok(netmap) => netmap,
             Err(error) => {
-                self.shared.figures.failures.inc();
+                self.shared.metrics.failures.inc();
                 tracing::error!(gateway, %error, "no netmap can be made; the gateway keeps the one it has");
                 return;
             }
         };
-        if let Some(attached) = desk.attached.get_mut(gateway) {
+        if let Some(attached) = state.attached.get_mut(gateway) {
             attached.publish(Arc::new(netmap), seen);
         }
     }
@@ -327,47 +373,49 @@ impl NetmapPublisher {
         gateway: &str,
         held: Option<Option<NetmapStamp>>,
     ) -> watch::Receiver<Option<TargetNetmap>> {
-        let mut desk = self.lock();
-        let attached = desk.attached.entry(gateway.to_owned()).or_insert_with(Attached::new);
+        let mut state = self.lock();
+        let attached = state.attached.entry(gateway.to_owned()).or_insert_with(Attached::new);
         attached.readers += 1;
         if let Some(held) = held {
             attached.held = held;
         }
         let targets = attached.target.subscribe();
         if targets.borrow().is_none() {
-            desk.fresh.insert(gateway.to_owned());
+            state.fresh.insert(gateway.to_owned());
         }
-        drop(desk);
+        drop(state);
         self.shared.wake.notify_one();
         targets
     }
 
     fn leave(&self, gateway: &str) {
-        let mut desk = self.lock();
-        if let Some(attached) = desk.attached.get_mut(gateway) {
+        let mut state = self.lock();
+        if let Some(attached) = state.attached.get_mut(gateway) {
             attached.readers -= 1;
             if attached.readers == 0 {
-                desk.attached.remove(gateway);
+                state.attached.remove(gateway);
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Desk> {
-        self.shared.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, PublisherState> {
+        self.shared.state.lock_ignoring_poison()
     }
 }
 
 struct Round {
-    world: Arc<Mutex<ObjectSet>>,
+    objects: Arc<Mutex<ObjectSet>>,
     gateways: BTreeSet<String>,
     seen: Generation,
 }
 
-impl Desk {
-    /// The stored active gateway of the site of a gateway, with the name of the site.
-    fn active_at(&self, gateway: &EGateway) -> Option<(String, String)> {
-        let (site, active) = self.active.get_key_value(&gateway.e_site_name)?;
-        Some((site.clone(), active.clone()))
+impl PublisherState {
+    /// The stored active gateways of the site of a gateway, and of the sites that share a community with it.
+    fn active_near(&self, objects: &ObjectSet, gateway: &EGateway) -> ActiveGateways {
+        let site = gateway.e_site_name.as_str();
+        let sites = objects.neighbours(site).into_iter().chain([site]);
+        let stored = sites.filter_map(|site| self.active.get_key_value(site));
+        stored.map(|(site, active)| (site.clone(), active.clone())).collect()
     }
 
     /// A walk over all attached gateways, so only when there is something to look for.
@@ -414,10 +462,6 @@ impl Attached {
             self.published = Instant::now();
         }
     }
-}
-
-fn lock(world: &Mutex<ObjectSet>) -> MutexGuard<'_, ObjectSet> {
-    world.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

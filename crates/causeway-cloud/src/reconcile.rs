@@ -11,11 +11,12 @@ mod presences;
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use causeway_api::allocate::{AllocationStep, FreedAddresses, MADE_LABEL};
-use causeway_api::{Kind, Object, ObjectMeta, ObjectSet, conditions, presence};
+use causeway_api::sync::MutexExt;
+use causeway_api::{Kind, Object, ObjectMeta, ObjectSet, Status, conditions, presence};
 use causeway_apiserver::registry::address;
 use causeway_apiserver::{Registry, RegistryError};
 use causeway_daemon::{Metrics, ReadinessCheck};
@@ -31,6 +32,7 @@ use crate::bootstrap::{self, CLOUD};
 use crate::netmaps::NetmapPublisher;
 use crate::replicas::{ACTIVE_GATEWAYS, ActiveGateways, decode_active, site_of_active};
 use crate::reports::{REPORTS, ReportedState};
+use crate::tunnels::{self, Layer3Change, MAPPED_RANGES, RangeWork, RangeWrite, TUNNELS};
 use affected::ConditionChanges;
 use metrics::ReconcileMetrics;
 use presences::PresenceWork;
@@ -56,14 +58,18 @@ enum Work {
     Own,
     Object(Key),
     Presence(String, AllocationStep),
+    /// The mapped networks of a community.
+    Ranges(String),
+    /// The tunnel of a gateway that was deleted.
+    Tunnel,
 }
 
 /// The loop that keeps conditions true.
 pub struct Reconciler {
     registry: Arc<Registry>,
     check: ReadinessCheck,
-    figures: ReconcileMetrics,
-    desk: Option<NetmapPublisher>,
+    metrics: ReconcileMetrics,
+    publisher: Option<NetmapPublisher>,
     reports: Option<Arc<ReportedState>>,
     keeps_own: bool,
 }
@@ -73,16 +79,16 @@ impl Reconciler {
         Reconciler {
             registry,
             check,
-            figures: ReconcileMetrics::register(metrics),
-            desk: None,
+            metrics: ReconcileMetrics::register(metrics),
+            publisher: None,
             reports: None,
             keeps_own: false,
         }
     }
 
     /// Lets the compiler of netmaps look at the same picture of the store.
-    pub fn telling(self, desk: NetmapPublisher) -> Reconciler {
-        Reconciler { desk: Some(desk), ..self }
+    pub fn telling(self, publisher: NetmapPublisher) -> Reconciler {
+        Reconciler { publisher: Some(publisher), ..self }
     }
 
     /// Lets the writer of reports look at the same picture of the store.
@@ -144,32 +150,37 @@ impl Reconciler {
     }
 
     async fn begin(&self, state: LoadedState, revision: Revision) -> Round<'_> {
-        self.figures.loads.inc();
-        let round = Round::new(self, state.world, state.freed);
+        self.metrics.loads.inc();
+        let round = Round::new(self, state.objects, state.freed);
         if let Some(reports) = &self.reports {
-            reports.reset(round.world.clone(), state.active.clone(), &state.reports, revision);
+            reports.reset(round.objects.clone(), state.active.clone(), &state.reports, revision);
         }
-        if let Some(desk) = &self.desk {
-            desk.reset(round.world.clone(), state.active, self.registry.store().epoch().await, revision);
+        if let Some(publisher) = &self.publisher {
+            publisher.reset(
+                round.objects.clone(),
+                state.active,
+                self.registry.store().epoch().await,
+                revision,
+            );
         }
         if self.check.ready() {
-            tracing::info!(%revision, objects = round.world().objects().count(), "reconcile follows the store");
+            tracing::info!(%revision, objects = round.objects().objects().count(), "reconcile follows the store");
         }
         round
     }
 
     /// All objects as they stood at one revision: a netmap is named by it, and two replicas must mean the same.
     async fn load(&self) -> Result<(LoadedState, Revision), StoreError> {
-        let mut world = ObjectSet::default();
+        let mut objects = ObjectSet::default();
         let mut at = None;
         for kind in Kind::ALL {
             let listed = self.registry.objects_at(kind, at).await;
-            let (objects, revision) = listed
+            let (listed, revision) = listed
                 .map_err(|error| StoreError::Unavailable { reason: error.to_string(), source: None })?;
-            objects.into_iter().for_each(|loaded| world.insert(lean(loaded.object)));
+            listed.into_iter().for_each(|loaded| objects.insert(lean(loaded.object)));
             at = Some(revision);
         }
-        let freed = self.load_freed(&world, at).await?;
+        let freed = self.load_freed(&objects, at).await?;
         let reports = match &self.reports {
             Some(_) => {
                 let range = ListRange { at, ..ListRange::default() };
@@ -183,13 +194,19 @@ impl Reconciler {
             Some((site_of_active(&record.key)?.to_owned(), decode_active(&record.value)?))
         };
         let active = records.iter().filter_map(active).collect();
-        Ok((LoadedState { world, freed, reports, active }, at.unwrap_or_default()))
+        for prefix in [TUNNELS, MAPPED_RANGES] {
+            let range = ListRange { at, ..ListRange::default() };
+            for record in self.registry.store().list(prefix, range).await?.records {
+                tunnels::take_record(&mut objects, &record.key, Some(&record.value));
+            }
+        }
+        Ok((LoadedState { objects, freed, reports, active }, at.unwrap_or_default()))
     }
 
     /// Loads the order in which addresses were given back, and removes the records that are no longer needed.
     async fn load_freed(
         &self,
-        world: &ObjectSet,
+        objects: &ObjectSet,
         at: Option<Revision>,
     ) -> Result<FreedAddresses, StoreError> {
         let store = self.registry.store();
@@ -199,7 +216,8 @@ impl Reconciler {
                 freed.note(site, ip, record.revision.0);
             }
         }
-        let is_site = |site: &str| world.gateways_at(site).next().is_some() || world.presence_count(site) > 0;
+        let is_site =
+            |site: &str| objects.gateways_at(site).next().is_some() || objects.presence_count(site) > 0;
         for (site, ip) in freed.superfluous(is_site) {
             let key = format!("{}{site}/{ip}", address::FREED);
             match store.commit(vec![Op::Delete { key, expected: None }]).await {
@@ -211,8 +229,8 @@ impl Reconciler {
     }
 
     fn saw(&self, revision: Revision) {
-        if let Some(desk) = &self.desk {
-            desk.saw(revision);
+        if let Some(publisher) = &self.publisher {
+            publisher.saw(revision);
         }
         if let Some(reports) = &self.reports {
             reports.saw(revision);
@@ -222,7 +240,7 @@ impl Reconciler {
 
 /// The part of the store that is reconciled, as it stood at one revision.
 struct LoadedState {
-    world: ObjectSet,
+    objects: ObjectSet,
     freed: FreedAddresses,
     /// Records of reports. Empty when reports are not reconciled.
     reports: Vec<StoreRecord>,
@@ -232,11 +250,14 @@ struct LoadedState {
 /// The state between one load and the next.
 struct Round<'a> {
     reconciler: &'a Reconciler,
-    world: Arc<Mutex<ObjectSet>>,
+    objects: Arc<Mutex<ObjectSet>>,
     changes: ConditionChanges,
     /// Gateways that were connected or lost, until `links_at`.
     links: ConditionChanges,
     presences: PresenceWork,
+    ranges: RangeWork,
+    /// Records of tunnels whose gateways were deleted.
+    orphans: BTreeSet<String>,
     /// One of the cloud's own objects is missing.
     own_missing: bool,
     pending: BTreeSet<Key>,
@@ -252,15 +273,17 @@ struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    fn new(reconciler: &'a Reconciler, world: ObjectSet, freed: FreedAddresses) -> Round<'a> {
-        let pending = world.objects().map(|object| (object.kind(), object.name().to_owned())).collect();
-        let is_there = |kind| world.get(kind, CLOUD).is_some();
+    fn new(reconciler: &'a Reconciler, objects: ObjectSet, freed: FreedAddresses) -> Round<'a> {
+        let pending = objects.objects().map(|object| (object.kind(), object.name().to_owned())).collect();
+        let is_there = |kind| objects.get(kind, CLOUD).is_some();
         let own_missing = reconciler.keeps_own && !(is_there(Kind::ESite) && is_there(Kind::EGateway));
         Round {
             reconciler,
             own_missing,
-            presences: PresenceWork::new(&world, freed),
-            world: Arc::new(Mutex::new(world)),
+            presences: PresenceWork::new(&objects, freed),
+            ranges: RangeWork::new(&objects),
+            orphans: orphans(&objects),
+            objects: Arc::new(Mutex::new(objects)),
             changes: ConditionChanges::default(),
             links: ConditionChanges::default(),
             pending,
@@ -273,8 +296,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn world(&self) -> MutexGuard<'_, ObjectSet> {
-        lock(&self.world)
+    fn objects(&self) -> MutexGuard<'_, ObjectSet> {
+        self.objects.lock_ignoring_poison()
     }
 
     /// Applies an event of the store to the picture. Other records than objects are handed on.
@@ -286,9 +309,12 @@ impl<'a> Round<'a> {
             if let Some(reports) = &self.reconciler.reports {
                 reports.note_record(&event.key, event.value.as_deref(), event.revision);
             }
-            if let (Some(desk), Some(site)) = (&self.reconciler.desk, site_of_active(&event.key)) {
+            if self.take_layer3(event) {
+                return;
+            }
+            if let (Some(publisher), Some(site)) = (&self.reconciler.publisher, site_of_active(&event.key)) {
                 let active = event.value.as_deref().and_then(decode_active);
-                return desk.note_active(event.revision, site, active);
+                return publisher.note_active(event.revision, site, active);
             }
             return self.reconciler.saw(event.revision);
         };
@@ -302,34 +328,73 @@ impl<'a> Round<'a> {
         };
         self.own_missing |=
             self.reconciler.keeps_own && event.value.is_none() && bootstrap::is_own(kind, name);
-        let mut world = lock(&self.world);
-        let old = world.remove(kind, name);
+        let mut objects = self.objects.lock_ignoring_poison();
+        let old = objects.remove(kind, name);
         let link = old.as_ref().zip(new.as_ref()).and_then(|(old, new)| affected::changed_link(old, new));
         match link {
             Some(_) => self.links.note(old.as_ref(), new.as_ref()),
             None => self.changes.note(old.as_ref(), new.as_ref()),
         }
         let is_link = link.is_some();
-        self.presences.note(old.as_ref(), new.as_ref(), &world);
-        if let Some(desk) = &self.reconciler.desk {
-            desk.note(event.revision, old.as_ref(), new.as_ref());
+        self.presences.note(old.as_ref(), new.as_ref(), &objects);
+        self.ranges.note(old.as_ref(), new.as_ref(), &objects);
+        if kind == Kind::EGateway && new.is_none() && objects.layer3.tunnels.contains_key(name) {
+            self.orphans.insert(name.to_owned());
+        }
+        if let Some(publisher) = &self.reconciler.publisher {
+            publisher.note(event.revision, old.as_ref(), new.as_ref());
         }
         if let Some(reports) = &self.reconciler.reports {
             reports.note(event.revision, old.as_ref(), new.as_ref());
         }
         if let Some(new) = new {
-            world.insert(new);
+            objects.insert(new);
         }
-        drop(world);
+        drop(objects);
         match is_link {
             true => self.links_at.get_or_insert_with(|| Instant::now() + LINK_BREATH),
             false => self.look_at.get_or_insert_with(|| Instant::now() + BREATH),
         };
     }
 
+    /// Puts a record of layer 3 into the picture. False: the event is about something else, or changes nothing.
+    fn take_layer3(&mut self, event: &StoreEvent) -> bool {
+        let mut objects = self.objects.lock_ignoring_poison();
+        let Some(change) = tunnels::take_record(&mut objects, &event.key, event.value.as_deref()) else {
+            return false;
+        };
+        let publisher = self.reconciler.publisher.as_ref();
+        match change {
+            Layer3Change::Tunnel { gateway, keys } => {
+                let site = objects.gateway(&gateway).map(|gateway| gateway.e_site_name.as_str());
+                self.changes.note_tunnel(&gateway, site, &keys);
+                if let Some(publisher) = publisher {
+                    publisher.note_tunnel(event.revision, &gateway, keys);
+                }
+            }
+            Layer3Change::Mapped { community, sites } => {
+                self.changes.note_mapped(&community, &sites);
+                self.ranges.note_mapped(&community, &sites, &objects);
+                if let Some(publisher) = publisher {
+                    publisher.note_mapped(event.revision, sites.iter().map(String::as_str));
+                }
+            }
+        }
+        drop(objects);
+        if let Some(reports) = &self.reconciler.reports {
+            reports.saw(event.revision);
+        }
+        self.look_at.get_or_insert_with(|| Instant::now() + BREATH);
+        true
+    }
+
     /// When something is to be done without a new event.
     fn due(&self) -> Option<Instant> {
-        let has_work = !self.pending.is_empty() || self.presences.has_work() || self.own_missing;
+        let has_work = !self.pending.is_empty()
+            || self.presences.has_work()
+            || self.ranges.has_work()
+            || !self.orphans.is_empty()
+            || self.own_missing;
         let resume = self.paused.filter(|_| has_work);
         self.look_at.into_iter().chain(self.links_at).chain(resume).min()
     }
@@ -338,15 +403,15 @@ impl<'a> Round<'a> {
     fn look(&mut self) {
         self.paused = self.paused.filter(|until| *until > Instant::now());
         self.look_at = None;
-        let world = lock(&self.world);
-        self.presences.look(&world);
-        self.pending.extend(std::mem::take(&mut self.changes).affected(&world));
+        let objects = self.objects.lock_ignoring_poison();
+        self.presences.look(&objects);
+        self.pending.extend(std::mem::take(&mut self.changes).affected(&objects));
         if self.links_at.is_some_and(|at| at <= Instant::now()) {
             self.links_at = None;
-            self.pending.extend(std::mem::take(&mut self.links).affected(&world));
+            self.pending.extend(std::mem::take(&mut self.links).affected(&objects));
         }
-        drop(world);
-        self.reconciler.figures.pending.set(self.pending.len() as i64);
+        drop(objects);
+        self.reconciler.metrics.pending.set(self.pending.len() as i64);
     }
 
     fn start_writes(&mut self) {
@@ -357,6 +422,12 @@ impl<'a> Round<'a> {
         if std::mem::take(&mut self.own_missing) {
             let registry = self.reconciler.registry.clone();
             self.writes.push(Box::pin(async move { (Work::Own, bootstrap::ensure(&registry).await) }));
+        }
+        for write in self.ranges.look(&self.objects.lock_ignoring_poison()) {
+            self.writes.push(store_ranges(&self.reconciler.registry, write));
+        }
+        for gateway in std::mem::take(&mut self.orphans) {
+            self.writes.push(forget_tunnel(&self.reconciler.registry, &gateway));
         }
         // Addresses first: a condition that waits tells more.
         while self.writes.len() < WRITES_MAX {
@@ -375,16 +446,16 @@ impl<'a> Round<'a> {
         }
         self.pending.append(&mut later);
         let pending = self.pending.len() + self.in_flight.len() + self.presences.len();
-        self.reconciler.figures.pending.set(pending as i64);
+        self.reconciler.metrics.pending.set(pending as i64);
     }
 
     /// Returns the write that an object needs. None: its status is right.
     fn decide(&self, key: &Key) -> Option<Write> {
         let (kind, name) = key.clone();
-        let world = self.world();
-        let object = world.get(kind, &name)?;
+        let objects = self.objects();
+        let object = objects.get(kind, &name)?;
         let registry = self.reconciler.registry.clone();
-        if let Some(site) = implied_site(object, &world) {
+        if let Some(site) = implied_site(object, &objects) {
             return Some(Box::pin(async move {
                 let edit = |live: &mut Object| set_site(live, &site);
                 let written = registry.edit(MANAGER, kind, &name, edit).await;
@@ -392,18 +463,18 @@ impl<'a> Round<'a> {
             }));
         }
         let now = registry.now();
-        if conditions::status(object, &world, now) == *object.status() {
+        if conditions::status(object, &objects, now) == *object.status() {
             return None;
         }
         // Decided anew where it is written, with the picture as it is then. A live object that differs from
         // the picture was written by a part that may know more, such as another replica: it stays as it is,
         // and its event brings us here again.
-        let shared = self.world.clone();
+        let shared = self.objects.clone();
         Some(Box::pin(async move {
             let edit = |live: &mut Object| {
-                let world = lock(&shared);
-                if world.get(kind, &name).is_some_and(|known| is_same(known, live)) {
-                    let status = conditions::status(live, &world, now);
+                let objects = shared.lock_ignoring_poison();
+                if objects.get(kind, &name).is_some_and(|known| is_same(known, live)) {
+                    let status = conditions::status(live, &objects, now);
                     *live.status_mut() = status;
                 }
             };
@@ -417,6 +488,15 @@ impl<'a> Round<'a> {
             Work::Own => self.finish_own(written),
             Work::Object(key) => self.finish_object(key, written),
             Work::Presence(site, step) => self.finish_presence(site, &step, written),
+            Work::Ranges(community) => match written {
+                Ok(()) => self.succeeded(),
+                Err(error) => {
+                    self.ranges.again(community);
+                    self.failed(&error);
+                }
+            },
+            // A record that stays names no gateway, and the next load tries again.
+            Work::Tunnel => {}
         }
     }
 
@@ -445,14 +525,14 @@ impl<'a> Round<'a> {
 
     fn finish_object(&mut self, key: Key, written: Result<(), RegistryError>) {
         self.in_flight.remove(&key);
-        let figures = &self.reconciler.figures;
+        let metrics = &self.reconciler.metrics;
         match written {
             Ok(()) => self.succeeded(),
             // Deleted in between; its event is on the way.
             Err(RegistryError::NotFound(_)) => {}
             // Will not get better by trying again; a change of the object will bring it back.
             Err(RegistryError::Invalid(status)) => {
-                figures.failures.inc();
+                metrics.failures.inc();
                 tracing::warn!(
                     kind = key.0.name(),
                     name = key.1,
@@ -468,7 +548,7 @@ impl<'a> Round<'a> {
     }
 
     fn succeeded(&mut self) {
-        self.reconciler.figures.writes.inc();
+        self.reconciler.metrics.writes.inc();
         self.paused = None;
         self.pause = PAUSE_FIRST;
         if self.reconciler.check.ready() {
@@ -477,7 +557,7 @@ impl<'a> Round<'a> {
     }
 
     fn failed(&mut self, error: &RegistryError) {
-        self.reconciler.figures.failures.inc();
+        self.reconciler.metrics.failures.inc();
         if self.reconciler.check.failing(error.to_string()) {
             tracing::error!(reason = %error, "reconcile cannot write; trying again");
         }
@@ -497,18 +577,45 @@ fn carry_out(registry: &Arc<Registry>, site: String, step: AllocationStep) -> Wr
     })
 }
 
+fn store_ranges(registry: &Arc<Registry>, write: RangeWrite) -> Write {
+    let registry = registry.clone();
+    Box::pin(async move {
+        let stored = write.store(registry.store()).await;
+        let done: Result<(), RegistryError> =
+            stored.map_err(|error| Status::unavailable(error.to_string(), 1).into());
+        (Work::Ranges(write.community), done)
+    })
+}
+
+fn forget_tunnel(registry: &Arc<Registry>, gateway: &str) -> Write {
+    let (registry, key) = (registry.clone(), format!("{TUNNELS}{gateway}"));
+    Box::pin(async move {
+        match registry.store().delete(&key, None).await {
+            Ok(_) | Err(StoreError::NotFound { .. }) => {}
+            Err(error) => tracing::debug!(key, %error, "cannot remove the tunnel of a deleted gateway"),
+        }
+        (Work::Tunnel, Ok(()))
+    })
+}
+
+/// Returns the gateways that have a tunnel and no object.
+fn orphans(objects: &ObjectSet) -> BTreeSet<String> {
+    let gone = objects.layer3.tunnels.keys().filter(|gateway| objects.gateway(gateway).is_none());
+    gone.cloned().collect()
+}
+
 /// Tells whether the picture of an object equals the stored object.
 fn is_same(known: &Object, live: &Object) -> bool {
     known.metadata().generation == live.metadata().generation && known.status() == live.status()
 }
 
 /// The site of a presence that does not name one: the only site whose gateway's range holds its address.
-fn implied_site(object: &Object, world: &ObjectSet) -> Option<String> {
+fn implied_site(object: &Object, objects: &ObjectSet) -> Option<String> {
     let Object::VirtualPresence(presence) = object else { return None };
     if !presence.e_site_name.is_empty() {
         return None;
     }
-    let gateways: Vec<_> = world.all().cloned().collect();
+    let gateways: Vec<_> = objects.all().cloned().collect();
     let site = presence::site_for(presence.ip_addr()?, &gateways).ok()??;
     Some(site.0)
 }
@@ -536,10 +643,6 @@ fn lean(mut object: Object) -> Object {
         ..ObjectMeta::default()
     };
     object
-}
-
-fn lock(world: &Mutex<ObjectSet>) -> MutexGuard<'_, ObjectSet> {
-    world.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The next write that finishes; `None` when none is under way.

@@ -37,17 +37,18 @@ use tokio_util::sync::CancellationToken;
 pub use active::{ACTIVE_GATEWAYS, ActiveGatewayWriter, ActiveGateways, decode_active, site_of_active};
 pub use attach::{EdgeStreamServer, LinkDispatcher, follow};
 pub use directory::{ReplicaAddress, SessionDirectory, SupersededSession};
-pub use peers::{DialPeerError, ReplicaIdentity, ReplicaIdentityError};
+pub use peers::DialPeerError;
 pub use table::{GatewayLocation, SessionKey};
 
 use crate::audit::{self, AuditJournal, JournalKind};
+use crate::identity::Registrar;
 use crate::netmaps::SiteGateways;
 use peers::ReplicaLinks;
 use relay::Relays;
 use remote::RemoteStats;
 
-/// The target of a stream that asks a replica itself for the figures of its sessions.
-const FIGURES: &str = "figures";
+/// The target of a stream that asks a replica itself for the stats of its sessions.
+const STATS_TARGET: &str = "figures";
 /// The beginning of the target of a stream that asks a replica for lines of its journal; a query follows.
 const AUDIT: &str = "audit?";
 /// A replica from before there was one refuses it, and is named as silent.
@@ -61,11 +62,11 @@ pub trait LocalSessions: Send + Sync + 'static {
     fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> OpenedStream<'a>;
     fn is_attached(&self, gateway: &str) -> bool;
     /// Returns the runtime thread that serves the traffic of a gateway that is attached here.
-    fn home(&self, _gateway: &str) -> Option<Handle> {
+    fn runtime(&self, _gateway: &str) -> Option<Handle> {
         None
     }
-    /// The figures of every gateway attached here.
-    fn figures(&self) -> Vec<(String, GatewayStats)>;
+    /// The stats of every gateway attached here.
+    fn stats(&self) -> Vec<(String, GatewayStats)>;
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -102,11 +103,11 @@ impl Fleet {
     pub fn new(
         directory: Arc<SessionDirectory>,
         local: Arc<dyn LocalSessions>,
-        door: Arc<dyn ReplicaIdentity>,
+        registrar: Arc<Registrar>,
         sites: watch::Receiver<Arc<SiteGateways>>,
         journals: Option<AuditJournal>,
     ) -> Arc<Fleet> {
-        let (peers, remote) = (ReplicaLinks::new(door), RemoteStats::default());
+        let (peers, remote) = (ReplicaLinks::new(registrar), RemoteStats::default());
         Arc::new(Fleet { directory, local, peers, remote, relays: Relays::default(), sites, journals })
     }
 
@@ -161,10 +162,10 @@ impl Fleet {
 
     /// Returns the runtime thread of the traffic with a site, when the first attached gateway of the site is
     /// attached here.
-    pub fn home(&self, site: &str) -> Option<Handle> {
+    pub fn runtime(&self, site: &str) -> Option<Handle> {
         let sites = self.sites.borrow().clone();
         let attached = |name: &&String| self.is_attached(name);
-        self.local.home(sites.gateways(site).find(attached)?)
+        self.local.runtime(sites.gateways(site).find(attached)?)
     }
 
     /// Carries a stream that a gateway opened to the gateway or site its header names. Its origin is taken
@@ -209,7 +210,7 @@ impl Fleet {
     /// Serves a link from another replica until it ends. Only a certificate with the cloud's own name is
     /// believed.
     pub async fn serve(self: Arc<Fleet>, link: Link, stop: CancellationToken) {
-        if !link.certificate().is_some_and(|certificate| self.peers.door().admits(&certificate)) {
+        if !link.certificate().is_some_and(|certificate| self.peers.admits(&certificate)) {
             tracing::warn!(address = %link.remote_address(), "refused a link of a peer without a replica certificate");
             return link
                 .close(CloseReason::new(CloseCode::NotAdmitted, "this is not a replica's certificate"));
@@ -235,10 +236,10 @@ impl Fleet {
         let gateway = header.gateway.clone();
         if gateway.is_empty() {
             match header.target.as_str() {
-                FIGURES => {
-                    let figures = remote::encode(self.local.figures());
+                STATS_TARGET => {
+                    let stats = remote::encode(self.local.stats());
                     // A peer that stopped listening has no use for the rest.
-                    let _ = stream.write_all(&figures).await;
+                    let _ = stream.write_all(&stats).await;
                     let _ = stream.shutdown().await;
                 }
                 target => match asked_journal(target) {
@@ -319,14 +320,14 @@ impl Fleet {
         self.peers.link(replica, address).await.ok()?.open_stream(header).await.ok()
     }
 
-    /// Asks the other replicas for the figures of their sessions, unless that was done a moment ago.
-    pub async fn refresh_figures(&self) {
+    /// Asks the other replicas for the stats of their sessions, unless that was done a moment ago.
+    pub async fn refresh_stats(&self) {
         let others = self.directory.others();
         self.peers.retain(&others);
         let ask = |(replica, address): (String, String)| async move {
             let link = self.peers.link(&replica, &address).await.ok()?;
             match remote::ask(&link).await {
-                Ok(figures) => Some(figures),
+                Ok(stats) => Some(stats),
                 Err(error) => {
                     tracing::debug!(%replica, %error, "a replica did not tell its figures");
                     None
@@ -336,10 +337,12 @@ impl Fleet {
         self.remote.refresh(others, ask).await;
     }
 
-    /// The figures of a gateway attached elsewhere, as they were told last.
-    pub fn remote_figures(&self, gateway: &str) -> Option<GatewayStats> {
-        let GatewayLocation::There { since, .. } = self.directory.whereabouts(gateway) else { return None };
-        let told = self.remote.gateway(gateway);
+    /// The stats of a gateway attached elsewhere, as they were told last.
+    pub fn remote_stats(&self, gateway: &str) -> Option<GatewayStats> {
+        let GatewayLocation::There { replica, since, .. } = self.directory.whereabouts(gateway) else {
+            return None;
+        };
+        let told = self.remote.gateway(&replica, gateway);
         Some(told.unwrap_or_else(|| GatewayStats {
             connected: true,
             since: serde_json::from_value(since.into()).ok(),
@@ -360,5 +363,6 @@ impl FleetError {
     }
 }
 
-/// A replica that does not answer within this is left out: people wait for the answer.
-const ASK_DEADLINE: Duration = Duration::from_millis(500);
+/// A replica that does not answer within this is left out: people wait for the answer. A replica that is alive answers
+/// within it also while its machine is busy; one that is not is out of the directory a few seconds later.
+const ASK_DEADLINE: Duration = Duration::from_secs(2);

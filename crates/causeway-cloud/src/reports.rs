@@ -12,11 +12,12 @@ mod inbox;
 mod record;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_api::conditions::BACKENDS_ANSWER;
 use causeway_api::meta::set_condition;
+use causeway_api::sync::MutexExt;
 use causeway_api::{Kind, Object, ObjectSet};
 use causeway_apiserver::{Registry, RegistryError};
 use causeway_gateway::problems::ProblemReporter;
@@ -150,7 +151,11 @@ impl ReportWriter {
             if reporter.gateway == CLOUD {
                 own.insert(key.clone(), report.clone());
             }
-            if self.state.lock().table.get(&reporter, report.subject()) != Some(&report) {
+            let is_news = match self.state.lock().table.get(&reporter, report.subject()) {
+                Some(known) => *known != report,
+                None => !report.says_nothing(),
+            };
+            if is_news {
                 new.push((reporter.gateway, key, report));
             }
         }
@@ -186,26 +191,28 @@ impl ReportWriter {
 
     /// Writes every condition that differs. True: an EGateway changed, so connections must be looked at.
     async fn round(&mut self, pending: &mut Pending, is_look: bool, with_connections: bool) -> bool {
-        let Some(world) = self.state.world() else { return false };
+        let Some(objects) = self.state.objects() else { return false };
         let live = self.directory.live_replicas();
         let (writes, removals, is_changed) = {
-            let world = lock(&world);
+            let objects = objects.lock_ignoring_poison();
             let mut facts = self.state.lock();
             let changed = std::mem::take(&mut facts.changed);
             let is_changed = changed.everything || !changed.gateways.is_empty();
             if let Some(connections) = &mut self.connections {
-                let all = changed.everything.then(|| world.all().map(gateway_name));
+                let all = changed.everything.then(|| objects.all().map(gateway_name));
                 match all {
-                    Some(all) => connections.reset(&world, all),
-                    None => connections.refresh(&world, changed.gateways.iter().map(String::as_str)),
+                    Some(all) => connections.reset(&objects, all),
+                    None => connections.refresh(&objects, changed.gateways.iter().map(String::as_str)),
                 }
             }
-            pending.take(changed, &world, &live, is_look);
+            pending.take(changed, &objects, &live, is_look);
             let connections = match &mut self.connections {
                 Some(connections) if with_connections => connections.look(),
                 _ => Vec::new(),
             };
-            let (writes, mut removals) = decide(&world, &facts, pending, connections, &live);
+            let Decision { writes, mut removals, undecided } =
+                decide(&objects, &facts, pending, connections, &live);
+            facts.undecided.extend(undecided);
             if is_look {
                 removals.extend(pending.gone_replicas(&facts.table, &live));
             }
@@ -280,7 +287,7 @@ impl ReportWriter {
 impl Pending {
     /// Adds what changed. With several replicas, changes of the cloud's own objects wait for the next look;
     /// new reports do not.
-    fn take(&mut self, mut changed: ChangedObjects, world: &ObjectSet, live: &LiveReplicas, is_look: bool) {
+    fn take(&mut self, mut changed: ChangedObjects, objects: &ObjectSet, live: &LiveReplicas, is_look: bool) {
         let reporters = std::mem::take(&mut changed.reporters);
         if live.is_some() {
             if changed.gateways.remove(CLOUD) {
@@ -289,7 +296,8 @@ impl Pending {
             if changed.sites.remove(CLOUD) {
                 self.deferred.sites.insert(CLOUD.to_owned());
             }
-            let is_own = |name: &String| world.service(name).is_some_and(|found| found.e_site_name == CLOUD);
+            let is_own =
+                |name: &String| objects.service(name).is_some_and(|found| found.e_site_name == CLOUD);
             self.deferred.services.extend(changed.services.extract_if(.., is_own));
         }
         self.changed.extend(changed);
@@ -317,14 +325,22 @@ impl Pending {
     }
 }
 
-/// Returns the conditions that must be written, and the records of gateways that were deleted.
+struct Decision {
+    /// The conditions that must be written.
+    writes: Vec<ConditionWrite>,
+    /// The records of gateways that were deleted.
+    removals: Vec<(String, Revision)>,
+    /// Gateways that are not in the picture and have records newer than it.
+    undecided: BTreeSet<String>,
+}
+
 fn decide(
-    world: &ObjectSet,
+    objects: &ObjectSet,
     facts: &ReportedFacts,
     pending: &Pending,
     connections: Vec<(String, ConnectionChange)>,
     live: &LiveReplicas,
-) -> (Vec<ConditionWrite>, Vec<(String, Revision)>) {
+) -> Decision {
     let ReportedFacts { table, active, seen, .. } = facts;
     let changed = &pending.changed;
     let mut connections: BTreeMap<String, ConnectionChange> = connections.into_iter().collect();
@@ -332,24 +348,28 @@ fn decide(
     gateways.extend(connections.keys().cloned());
     let mut services: BTreeSet<String> = changed.services.clone();
     let mut sites: BTreeSet<&str> = changed.sites.iter().map(String::as_str).collect();
-    let reporting = changed.reporters.iter().filter_map(|gateway| world.gateway(gateway));
+    let reporting = changed.reporters.iter().filter_map(|gateway| objects.gateway(gateway));
     sites.extend(reporting.map(|gateway| gateway.e_site_name.as_str()));
     for site in sites {
-        services.extend(world.services_at(site).map(|service| service.metadata.name.clone()));
+        services.extend(objects.services_at(site).map(|service| service.metadata.name.clone()));
     }
-    let mut removals = Vec::new();
+    let (mut removals, mut undecided) = (Vec::new(), BTreeSet::new());
     if changed.everything {
-        gateways.extend(world.all().map(|gateway| gateway_name(gateway).to_owned()));
+        gateways.extend(objects.all().map(|gateway| gateway_name(gateway).to_owned()));
         gateways.extend(table.reporters().map(|(reporter, _)| reporter.gateway.clone()));
-        services.extend(world.all().map(|service: &causeway_api::EService| service.metadata.name.clone()));
+        services.extend(objects.all().map(|service: &causeway_api::EService| service.metadata.name.clone()));
     }
     let mut writes = Vec::new();
     for name in gateways {
-        let Some(gateway) = world.gateway(&name) else {
+        let Some(gateway) = objects.gateway(&name) else {
             let of_gateway = table.reporters().filter(|(reporter, _)| reporter.gateway == name);
-            let keys = of_gateway.flat_map(|(_, keys)| keys);
             // A report that is newer than the picture may be of a gateway that is not in it yet.
-            removals.extend(keys.filter(|(_, revision)| revision <= seen));
+            let (old, new): (Vec<_>, Vec<_>) =
+                of_gateway.flat_map(|(_, keys)| keys).partition(|(_, revision)| revision <= seen);
+            removals.extend(old);
+            if !new.is_empty() {
+                undecided.insert(name);
+            }
             continue;
         };
         let mut conditions = computed::of_gateway(gateway, table, live);
@@ -360,14 +380,14 @@ fn decide(
         }
     }
     for name in services {
-        let shown = world.service(&name).and_then(|service| service.status.condition(BACKENDS_ANSWER));
-        let computed = computed::of_service(&name, world, active, table, live);
+        let shown = objects.service(&name).and_then(|service| service.status.condition(BACKENDS_ANSWER));
+        let computed = computed::of_service(&name, objects, active, table, live);
         if let Some(computed) = computed.filter(|computed| !computed.is_shown(shown)) {
             let conditions = vec![computed];
             writes.push(ConditionWrite { kind: Kind::EService, name, conditions, connection: None });
         }
     }
-    (writes, removals)
+    Decision { writes, removals, undecided }
 }
 
 fn gateway_name(gateway: &causeway_api::EGateway) -> &str {
@@ -402,10 +422,6 @@ async fn changed(sessions: &mut Option<tokio::sync::watch::Receiver<u64>>) {
     if !is_open {
         std::future::pending().await
     }
-}
-
-fn lock(world: &Mutex<ObjectSet>) -> MutexGuard<'_, ObjectSet> {
-    world.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The sessions of edges at this replica: the connected gateways and their links.
 //!
 //! Links come from the channel port; `greeting` judges them, `conversation` talks on them, what rides on them
-//! is in `passengers`. The roster keeps at most one live session per gateway. Revoked keys end their sessions
+//! is in `services`. The table keeps at most one live session per gateway. Revoked keys end their sessions
 //! at once, and a replica that stops asks its edges to go elsewhere before it closes anything; `Cloud` knows
 //! what is in flight.
 
@@ -21,9 +21,10 @@ mod tests;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
+use causeway_api::sync::MutexExt;
 use causeway_api::{GatewayStats, Time};
 use causeway_apiserver::Registry;
 use causeway_channel::clock::unix_seconds;
@@ -95,9 +96,9 @@ struct Shared {
     replica: String,
     registrar: Arc<Registrar>,
     registry: Arc<Registry>,
-    passengers: SessionServices,
+    services: SessionServices,
     limits: SessionLimits,
-    roster: Mutex<SessionTable<String, Arc<Session>>>,
+    table: LiveSessions,
     departed: Mutex<HashMap<String, Departure>>,
     /// Processes that take sessions from each other.
     rivals: Mutex<Rivals>,
@@ -111,11 +112,26 @@ struct Shared {
     unjudged: Unjudged,
     /// Counts EGateways that were seen to stand at another site than before.
     moves: AtomicU64,
-    figures: SessionMetrics,
+    metrics: SessionMetrics,
     tasks: TaskTracker,
     draining: AtomicBool,
     /// Endpoints of the other replicas. Empty: there are none.
     neighbours: Mutex<Vec<String>>,
+}
+
+/// The sessions at this replica, by gateway. They exist before the registry does, which asks for them before an EGateway
+/// is deleted.
+#[derive(Clone)]
+pub struct LiveSessions(Arc<Mutex<SessionTable<String, Arc<Session>>>>);
+
+impl LiveSessions {
+    pub fn new(limits: &SessionLimits) -> LiveSessions {
+        LiveSessions(Arc::new(Mutex::new(SessionTable::new(limits.sessions_max))))
+    }
+
+    pub fn has_session(&self, gateway: &str) -> bool {
+        self.0.lock_ignoring_poison().current(&gateway.to_owned()).is_some()
+    }
 }
 
 /// The end of a gateway's last session at this replica.
@@ -164,7 +180,8 @@ impl Sessions {
         replica: String,
         registrar: Arc<Registrar>,
         registry: Arc<Registry>,
-        passengers: SessionServices,
+        table: LiveSessions,
+        services: SessionServices,
         limits: SessionLimits,
     ) -> Sessions {
         let (changed, _) = watch::channel(0);
@@ -173,8 +190,8 @@ impl Sessions {
             replica,
             registrar,
             registry,
-            passengers,
-            roster: Mutex::new(SessionTable::new(limits.sessions_max)),
+            services,
+            table,
             limits,
             departed: Mutex::default(),
             rivals: Mutex::default(),
@@ -183,7 +200,7 @@ impl Sessions {
             served: AtomicU32::new(served),
             unjudged: Unjudged::default(),
             moves: AtomicU64::new(0),
-            figures: SessionMetrics::default(),
+            metrics: SessionMetrics::default(),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
             neighbours: Mutex::default(),
@@ -191,16 +208,16 @@ impl Sessions {
     }
 
     pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
-        self.0.figures.register(registry);
+        self.0.metrics.register(registry);
     }
 
     /// Takes a link that came through the port. Judging and talking go on in a task that `drain` waits for.
     /// `streams` serves the streams that the edge opens.
     pub fn accept(&self, link: Link, turn: HandshakeSlot, streams: Arc<dyn EdgeStreamHandler>) {
-        let home = link.home();
+        let runtime = link.runtime();
         let serving = self.0.clone().serve(link, turn, streams);
-        match home {
-            Some(home) => self.0.tasks.spawn_on(serving, &home),
+        match runtime {
+            Some(runtime) => self.0.tasks.spawn_on(serving, &runtime),
             None => self.0.tasks.spawn(serving),
         };
     }
@@ -231,12 +248,12 @@ impl Sessions {
     }
 
     pub fn session(&self, gateway: &str) -> Option<Arc<Session>> {
-        self.0.roster().current(&gateway.to_owned()).map(|seat| seat.session.clone())
+        self.0.table().current(&gateway.to_owned()).map(|entry| entry.session.clone())
     }
 
     /// Returns the current session of every gateway that is attached here.
     pub fn attached(&self) -> Vec<Arc<Session>> {
-        self.0.roster().all_current().map(|(_, seat)| seat.session.clone()).collect()
+        self.0.table().all_current().map(|(_, entry)| entry.session.clone()).collect()
     }
 
     /// Changes when a gateway is attached or detached; look at `attached` then.
@@ -260,9 +277,9 @@ impl Sessions {
     pub fn handle_replaced(&self, gateway: &str, by: SessionKey) {
         let gateway = gateway.to_owned();
         let older: Vec<Arc<Session>> = {
-            let roster = self.0.roster();
-            let seats = roster.all_of(&gateway).filter(|seat| seat.epoch < by.epoch);
-            seats.map(|seat| seat.session.clone()).collect()
+            let table = self.0.table();
+            let entries = table.all_of(&gateway).filter(|entry| entry.epoch < by.epoch);
+            entries.map(|entry| entry.session.clone()).collect()
         };
         let current = self.session(&gateway).map(|session| session.number);
         for session in older {
@@ -299,21 +316,21 @@ impl Sessions {
             return Ok(());
         }
         let message = "this key was revoked";
-        self.0.figures.count_refused(SessionRefusedCode::Revoked.word());
+        self.0.metrics.count_refused(SessionRefusedCode::Revoked.word());
         let client = client.to_string();
         self.0.registrar.audit_session("session", facts.peer.as_ref(), &client, Some(message));
         Err(CloseReason::new(CloseCode::Revoked, format!("{message} ({})", crate::identity::NEW_TOKEN)))
     }
 
-    /// Returns the figures of a gateway's channel here. `None`: it was never attached here.
-    pub fn gateway_figures(&self, gateway: &str) -> Option<GatewayStats> {
+    /// Returns the metrics of a gateway's channel here. `None`: it was never attached here.
+    pub fn gateway_stats(&self, gateway: &str) -> Option<GatewayStats> {
         match self.session(gateway) {
             Some(session) => {
                 let rivalry = self.0.rivals().of(gateway, std::time::Instant::now());
                 Some(GatewayStats {
                     takeovers: rivalry.as_ref().map(|rivalry| rivalry.takeovers),
                     rival_addresses: rivalry.map(|rivalry| rivalry.addresses).unwrap_or_default(),
-                    ..session.figures()
+                    ..session.stats()
                 })
             }
             None => {
@@ -341,7 +358,7 @@ impl Sessions {
             self.everybody().iter().for_each(|session| session.command(SessionCommand::Say(frame.clone())));
         }
         let patience = (Instant::now() + hint + DRAIN_DIAL).min(end);
-        while has_neighbours && Instant::now() < patience && !self.0.roster().is_empty() {
+        while has_neighbours && Instant::now() < patience && !self.0.table().is_empty() {
             sleep(DRAIN_LOOK).await;
         }
     }
@@ -357,7 +374,7 @@ impl Sessions {
     }
 
     fn everybody(&self) -> Vec<Arc<Session>> {
-        self.0.roster().all().map(|(_, seat)| seat.session.clone()).collect()
+        self.0.table().all().map(|(_, entry)| entry.session.clone()).collect()
     }
 }
 
@@ -376,16 +393,16 @@ impl LinkHandler for Sessions {
 }
 
 impl Shared {
-    fn roster(&self) -> MutexGuard<'_, SessionTable<String, Arc<Session>>> {
-        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, SessionTable<String, Arc<Session>>> {
+        self.table.0.lock_ignoring_poison()
     }
 
     fn departed(&self) -> MutexGuard<'_, HashMap<String, Departure>> {
-        self.departed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.departed.lock_ignoring_poison()
     }
 
     fn rivals(&self) -> MutexGuard<'_, Rivals> {
-        self.rivals.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rivals.lock_ignoring_poison()
     }
 
     fn now(&self) -> Time {
@@ -398,7 +415,7 @@ impl Shared {
 
     /// Over which time the sessions of this replica should come back when they are all lost at once.
     fn retry_hint(&self) -> Duration {
-        let sessions = self.roster().len();
+        let sessions = self.table().len();
         self.spread(sessions)
     }
 
@@ -435,20 +452,20 @@ impl Shared {
     // The first edges were told a hint for the small fleet of then; at every doubling all edges get a new
     // one.
     fn tell_hint(&self) {
-        let roster = self.roster();
-        let sessions = roster.len();
+        let table = self.table();
+        let sessions = table.len();
         if sessions < 2 * self.hinted.load(Ordering::Relaxed) {
             return;
         }
         self.hinted.store(sessions, Ordering::Relaxed);
         let hint = ReconnectHint { retry_hint_ms: milliseconds(self.spread(sessions)) };
         let Ok(frame) = encode_cloud(hint) else { return };
-        roster.all_current().for_each(|(_, seat)| seat.session.command(SessionCommand::Say(frame.clone())));
+        table.all_current().for_each(|(_, entry)| entry.session.command(SessionCommand::Say(frame.clone())));
     }
 
     fn handle_ended(&self, session: &Session, reason: &CloseReason) {
         let gateway = session.peer.gateway().to_owned();
-        let removed = self.roster().remove(&gateway, session.number);
+        let removed = self.table().remove(&gateway, session.number);
         tracing::info!(
             peer = %session.peer, session = session.number, transport = session.link.transport().as_str(), %reason,
             lingered = matches!(removed, RemovedSession::Lingering(_)), "session ended"
@@ -470,8 +487,8 @@ impl Shared {
 
     fn end_revoked(&self, is_meant: impl Fn(&Session) -> bool) {
         let meant: Vec<_> = {
-            let roster = self.roster();
-            roster.all().map(|(_, seat)| seat.session.clone()).filter(|session| is_meant(session)).collect()
+            let table = self.table();
+            table.all().map(|(_, entry)| entry.session.clone()).filter(|session| is_meant(session)).collect()
         };
         for session in meant {
             tracing::info!(peer = %session.peer, session = session.number, "revoked: the session ends");
@@ -481,7 +498,7 @@ impl Shared {
     }
 
     fn neighbours(&self) -> MutexGuard<'_, Vec<String>> {
-        self.neighbours.lock().unwrap_or_else(PoisonError::into_inner)
+        self.neighbours.lock_ignoring_poison()
     }
 
     /// Returns the endpoints for edges, this replica first.
@@ -505,8 +522,8 @@ impl Shared {
 
     fn tell(&self, news: EndpointUpdate) {
         let Ok(frame) = encode_cloud(news) else { return };
-        let roster = self.roster();
-        roster.all_current().for_each(|(_, seat)| seat.session.command(SessionCommand::Say(frame.clone())));
+        let table = self.table();
+        table.all_current().for_each(|(_, entry)| entry.session.command(SessionCommand::Say(frame.clone())));
     }
 }
 
@@ -566,13 +583,13 @@ impl Session {
     }
 
     fn set_held(&self, held: Option<&HeldNetmap>) {
-        let mut known = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.held.lock_ignoring_poison();
         *known = held.map(|held| (held.epoch, held.revision)).or(*known);
     }
 
-    pub(crate) fn figures(&self) -> GatewayStats {
-        let link = self.link.figures();
-        let held = *self.held.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn stats(&self) -> GatewayStats {
+        let link = self.link.stats();
+        let held = *self.held.lock_ignoring_poison();
         GatewayStats {
             connected: true,
             transport: Some(self.link.transport().as_str().to_owned()),
@@ -587,6 +604,7 @@ impl Session {
             address: Some(self.link.remote_address().ip().to_canonical().to_string()),
             carries: self.carries(),
             carries_reason: self.carries_reason(),
+            software: Some(self.software.clone()).filter(|software| !software.is_empty()),
             ..GatewayStats::default()
         }
     }

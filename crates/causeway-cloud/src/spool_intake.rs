@@ -21,9 +21,10 @@ mod tests;
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use causeway_api::sync::MutexExt;
 use causeway_channel::wire::control::{SpoolAck, SpoolBatch};
 use causeway_channel::{Clock, PeerId};
 use causeway_daemon::rotated::RotationLimits;
@@ -63,18 +64,18 @@ pub enum SpoolIntakeError {
 pub struct SpoolIntakeHandle {
     pub intake: Arc<SpoolIntake>,
     /// The inbox from which a gateway's newest status is read at once.
-    pub board: Arc<ReportInbox>,
+    pub inbox: Arc<ReportInbox>,
 }
 
 impl SpoolSink for SpoolIntakeHandle {
     fn take(&self, peer: &PeerId, message: SpoolBatch) -> SessionFuture<'static, Option<SpoolAck>> {
-        let (intake, board, peer) = (self.intake.clone(), self.board.clone(), peer.clone());
+        let (intake, inbox, peer) = (self.intake.clone(), self.inbox.clone(), peer.clone());
         Box::pin(async move {
             let settled = match ReceivedBatch::from_message(message) {
                 Ok(batch) => {
                     let settled = intake.settle(&peer, &batch).await;
                     if let Some(status) = cursor::latest_status(&batch, 0, intake.clock.now()) {
-                        board.tell_status(peer.site(), peer.gateway(), &status.record);
+                        inbox.tell_status(peer.site(), peer.gateway(), &status.record);
                     }
                     settled
                 }
@@ -107,7 +108,7 @@ pub struct SpoolIntake {
     store: Store,
     journal: JournalWriter,
     clock: Clock,
-    figures: SpoolIntakeMetrics,
+    metrics: SpoolIntakeMetrics,
     paces: Mutex<Paces>,
 }
 
@@ -121,11 +122,11 @@ impl SpoolIntake {
     ) -> io::Result<SpoolIntake> {
         let journal = JournalWriter::open(folder, limits)?;
         let paces = Mutex::default();
-        Ok(SpoolIntake { store, journal, clock, figures: SpoolIntakeMetrics::default(), paces })
+        Ok(SpoolIntake { store, journal, clock, metrics: SpoolIntakeMetrics::default(), paces })
     }
 
-    pub fn figures(&self) -> &SpoolIntakeMetrics {
-        &self.figures
+    pub fn metrics(&self) -> &SpoolIntakeMetrics {
+        &self.metrics
     }
 
     /// Takes a batch of `peer`, and retries while the disk or the store fails. The caller may stop waiting:
@@ -136,11 +137,7 @@ impl SpoolIntake {
         batch: &ReceivedBatch,
     ) -> Result<SettledRecords, MalformedBatch> {
         let bytes = batch.records.iter().map(|record| record.len() as u64).sum();
-        let wait = self.paces.lock().unwrap_or_else(PoisonError::into_inner).take(
-            peer.gateway(),
-            bytes,
-            Instant::now(),
-        );
+        let wait = self.paces.lock_ignoring_poison().take(peer.gateway(), bytes, Instant::now());
         // Its records wait in its own queue, and no other gateway waits for them.
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
@@ -151,7 +148,7 @@ impl SpoolIntake {
                 Ok(settled) => return Ok(settled),
                 Err(SpoolIntakeError::Malformed(error)) => return Err(error),
                 Err(error) => {
-                    self.figures.trouble();
+                    self.metrics.trouble();
                     tracing::warn!(%peer, error = &error as &dyn std::error::Error, "a batch from upstream waits");
                 }
             }
@@ -172,7 +169,7 @@ impl SpoolIntake {
             let (cursor, revision) = self.load(&key).await?;
             let CursorStep::Take { skip, mut cursor, newly_lost } = cursor::decide(cursor.as_ref(), batch)
             else {
-                self.figures.repeated(batch.records.len());
+                self.metrics.repeated(batch.records.len());
                 return Ok(SettledRecords { queue: batch.queue, seq: cursor.map_or(0, |cursor| cursor.seq) });
             };
             // Once is enough, however often the cursor has to be looked at again.
@@ -188,7 +185,7 @@ impl SpoolIntake {
             }
             let seq = cursor.seq;
             if self.save(&key, &cursor, revision).await? {
-                self.figures.taken(batch, skip, newly_lost);
+                self.metrics.taken(batch, skip, newly_lost);
                 return Ok(SettledRecords { queue: batch.queue, seq });
             }
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use causeway_api::accept::ACCEPT_PAUSE;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -21,7 +22,6 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::accept::ACCEPT_PAUSE;
 use crate::log;
 use crate::metrics::{Exposition, Metrics};
 use crate::readiness::Readiness;

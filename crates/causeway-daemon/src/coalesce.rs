@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_of_quiet_keys_does_not_hide_the_next_one() {
+    fn many_quiet_keys_do_not_hide_the_next_one() {
         let limits = CoalesceLimits { keys_max: 2, ..CoalesceLimits::default() };
         let mut lab = Lab::new(limits);
         assert!(["a", "b", "c", "d"].into_iter().all(|key| lab.handle(key, 0)), "each is a first");

@@ -5,7 +5,6 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-pub mod accept;
 pub mod admin;
 pub mod audit;
 pub mod coalesce;
@@ -20,9 +19,9 @@ pub mod rotated;
 pub mod signals;
 
 /// For the gateway, which does not use `causeway-api`.
+pub use causeway_api::accept::ACCEPT_PAUSE;
 pub use causeway_api::{error_chain, sync};
 
-pub use accept::ACCEPT_PAUSE;
 pub use admin::AdminServer;
 pub use audit::AuditLog;
 pub use data_dir::DataDir;

@@ -1,4 +1,4 @@
-//! The figures of the process, in Prometheus' text form or as OpenMetrics.
+//! The metrics of the process, in Prometheus' text form or as OpenMetrics.
 //! Each crate registers its own metrics under the names of its log fields. Metrics of the process itself
 //! (memory, CPU, files) are read from /proc at each scrape. `exposition` encodes the two formats.
 
@@ -24,12 +24,12 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// A registry with the figures of the process and its version in it.
+    /// A registry with the metrics of the process and its version in it.
     pub fn new(version: &str) -> Metrics {
         let mut registry = Registry::default();
         let build = Info::new(vec![("version".to_owned(), version.to_owned())]);
         registry.register("causeway_build", "The program that runs", build);
-        registry.register_collector(Box::new(ProcessFigures::now()));
+        registry.register_collector(Box::new(ProcessMetrics::now()));
         Metrics { registry: Arc::new(Mutex::new(registry)) }
     }
 
@@ -57,18 +57,18 @@ impl Metrics {
 }
 
 #[derive(Debug)]
-struct ProcessFigures {
+struct ProcessMetrics {
     started: f64,
 }
 
-impl ProcessFigures {
-    fn now() -> ProcessFigures {
+impl ProcessMetrics {
+    fn now() -> ProcessMetrics {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        ProcessFigures { started }
+        ProcessMetrics { started }
     }
 }
 
-impl Collector for ProcessFigures {
+impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
         let mut gauge = |name: &str, help: &str, value: f64| {
             let metric = ConstGauge::new(value);
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_of_rooms_and_of_the_process_are_in_the_text() {
+    fn metrics_of_modules_and_of_the_process_are_in_the_text() {
         let metrics = Metrics::new("1.2.3");
         let counter: Counter = Counter::default();
         metrics.register(|registry| registry.register("causeway_tests", "Tests", counter.clone()));

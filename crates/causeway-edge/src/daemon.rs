@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use causeway_apicache::server::{EdgeApiOptions, EdgeApiStatus};
 use causeway_channel::JoinToken;
 use causeway_channel::clock::UtcTimestamp;
 use causeway_channel::dial::ConnectProxy;
@@ -25,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::edge::{CertificateSignals, Edge, EdgeError, EnrolmentOutcome};
 use crate::gateway::{self, CloudStreamServer};
+use crate::kubernetes;
 use crate::link::{CurrentLink, LinkKeeper, LinkPublisher, LinkServices};
 use crate::metrics;
 use crate::netmap::NetmapKeeper;
@@ -42,6 +44,8 @@ pub struct EdgeConfig {
     /// HTTP proxy for TCP connections to the cloud. `None`: direct.
     pub proxy: Option<ConnectProxy>,
     pub gateway: GatewayOptions,
+    /// The Kubernetes API at this edge; None: not served.
+    pub kubernetes: Option<EdgeApiOptions>,
     /// The same configuration without secrets, for the admin dump.
     pub shown: Value,
 }
@@ -61,6 +65,8 @@ pub struct EdgeDaemon {
     admin: AdminServer,
     admin_address: SocketAddr,
     drain: Duration,
+    kubernetes: Option<EdgeApiOptions>,
+    kubernetes_status: watch::Sender<Option<EdgeApiStatus>>,
 }
 
 impl EdgeDaemon {
@@ -80,6 +86,7 @@ impl EdgeDaemon {
         let (publisher, link) = LinkPublisher::new(&edge.link_options(config.transports));
         let role_facts = role_facts(&link, &netmaps, &readiness, edge.identity());
         let (drain, own_listeners) = (config.gateway.drain, config.gateway.own_listeners.clone());
+        let tunnel_port = config.gateway.tunnel.as_ref().map_or(0, |tunnel| tunnel.listen.port());
         let gateway = gateway::gateway(
             &netmaps,
             link.clone(),
@@ -90,6 +97,7 @@ impl EdgeDaemon {
         let services = LinkServices {
             netmaps: Arc::new(netmaps.clone()),
             streams: Arc::new(CloudStreamServer(gateway.clone())),
+            tunnel: gateway::tunnel_report(&gateway, tunnel_port),
             ..LinkServices::none()
         };
         let services = match &spool {
@@ -100,8 +108,13 @@ impl EdgeDaemon {
         netmaps.register(&metrics);
         metrics.register(|registry| gateway.register(registry));
         metrics.register(|registry| metrics::register(registry, link.clone(), spool.clone()));
-        let endpoints =
+        let kubernetes_status = watch::Sender::new(None);
+        let shown = kubernetes_status.subscribe();
+        metrics.register(|registry| causeway_apicache::metrics::register(registry, shown.clone()));
+        let mut endpoints =
             admin_endpoints(metrics, readiness, config.shown, &link, &netmaps, &gateway, role_facts);
+        let summary = move || shown.borrow().as_ref().map_or(Value::Null, EdgeApiStatus::summary);
+        endpoints.dumps.push(("kubernetes", Box::new(summary)));
         let bind_error = |source| EdgeError::Bind { address: config.admin, source };
         let admin = AdminServer::bind(config.admin, endpoints).await.map_err(bind_error)?;
         let admin_address = admin.address().map_err(bind_error)?;
@@ -120,6 +133,8 @@ impl EdgeDaemon {
             admin,
             admin_address,
             drain,
+            kubernetes: config.kubernetes,
+            kubernetes_status,
         })
     }
 
@@ -148,7 +163,27 @@ impl EdgeDaemon {
             if let Some(peer) = self.edge.peer() {
                 tracing::info!(%peer, data_dir = %self.data_dir.display(), "the edge runs");
             }
-            forwarding.run(self.link_keeper, self.certificate_signals, &stop).await
+            let (kubernetes_stop, link) = (CancellationToken::new(), forwarding.link.clone());
+            let kubernetes = self.kubernetes.map(|options| {
+                tokio::spawn(kubernetes::run(options, link, self.kubernetes_status, kubernetes_stop.clone()))
+            });
+            let forwarded = async {
+                let ended = forwarding.run(self.link_keeper, self.certificate_signals, &stop).await;
+                kubernetes_stop.cancel();
+                ended
+            };
+            // Watches end when the edge is told to stop, while the link is still there.
+            let stopping = async {
+                tokio::select! {
+                    () = stop.cancelled() => kubernetes_stop.cancel(),
+                    () = kubernetes_stop.cancelled() => {}
+                }
+            };
+            let (ended, ()) = tokio::join!(forwarded, stopping);
+            if let Some(kubernetes) = kubernetes {
+                let _ = kubernetes.await;
+            }
+            ended
         };
         let ended = running.await;
         notify::stopping();
@@ -253,7 +288,7 @@ fn admin_endpoints(
     gateway: &Gateway,
     role_facts: impl Fn() -> Value + Send + Sync + 'static,
 ) -> AdminEndpoints {
-    let (link, netmaps, backends) = (link.clone(), netmaps.clone(), gateway.clone());
+    let (link, netmaps, backends, tunnel) = (link.clone(), netmaps.clone(), gateway.clone(), gateway.clone());
     let (dns, presences, started) = (gateway.dns(), gateway.listening(), SystemTime::now());
     AdminEndpoints {
         metrics,
@@ -266,6 +301,7 @@ fn admin_endpoints(
             ("presences", Box::new(move || serde_json::to_value(&*presences.borrow()).unwrap_or_default())),
             ("edge", Box::new(role_facts)),
             ("backends", Box::new(move || dump_backends(&backends))),
+            ("tunnel", Box::new(move || dump_tunnel(&tunnel))),
             ("started", Box::new(move || Value::from(UtcTimestamp(started).to_string()))),
         ],
     }
@@ -300,6 +336,12 @@ fn role_facts(
             "time": UtcTimestamp(SystemTime::now()).to_string(),
         })
     }
+}
+
+/// The state of the tunnel: its device, port and peers. Null: it is switched off.
+fn dump_tunnel(gateway: &Gateway) -> Value {
+    let state = gateway.tunnel().map(|tunnel| tunnel.state().borrow().clone());
+    serde_json::to_value(state).unwrap_or_default()
 }
 
 /// Lists every backend of the services at this site, with its connections and whether it is in use.

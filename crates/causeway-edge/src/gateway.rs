@@ -2,10 +2,13 @@
 //!
 //! The origin of a stream is in its header, set by the cloud; a stream of the cloud itself has none.
 
+use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use causeway_channel::link::{Stream, StreamError, StreamHeader};
+use causeway_channel::wire::control::TunnelReport;
 use causeway_gateway::audit::{AuditRecord, AuditSink};
 use causeway_gateway::peers::{GatewayPeers, PeerError};
 use causeway_gateway::{Gateway, GatewayOptions, GatewayParts, RoleFacts};
@@ -37,6 +40,33 @@ pub fn gateway(
         options,
         role_facts: Some(role_facts),
     })
+}
+
+/// The tunnel of this gateway, for hello. None: it is switched off.
+pub fn tunnel_report(gateway: &Gateway, port: u16) -> Option<TunnelReport> {
+    let tunnel = gateway.tunnel()?;
+    let bytes = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => Bytes::copy_from_slice(&ip.octets()),
+    };
+    Some(TunnelReport {
+        public_key: Bytes::copy_from_slice(&tunnel.public_key()?.0),
+        port: port.into(),
+        aes: tunnel.has_aes(),
+        addresses: outward_addresses().into_iter().map(bytes).collect(),
+    })
+}
+
+/// The addresses of this host that other hosts see, one per address family. Nothing is sent.
+fn outward_addresses() -> Vec<IpAddr> {
+    // Documentation addresses (RFC 5737, RFC 3849): routed like any foreign host, and assigned to no host.
+    let probes = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
+    let outward = |(local, remote)| {
+        let socket = UdpSocket::bind(local).ok()?;
+        socket.connect(remote).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    probes.into_iter().filter_map(outward).filter(|ip| !ip.is_unspecified() && !ip.is_loopback()).collect()
 }
 
 /// Opens streams to other sites through the cloud.
@@ -74,8 +104,8 @@ impl GatewayPeers for CloudPeers {
         })
     }
 
-    fn home(&self, _site: &SiteName) -> Option<Handle> {
-        self.current_link.link()?.home()
+    fn runtime(&self, _site: &SiteName) -> Option<Handle> {
+        self.current_link.link()?.runtime()
     }
 
     fn suspect(&self, _: &SiteName) {

@@ -88,11 +88,11 @@ impl CurrentLink {
     pub fn shown(&self) -> LinkState {
         let shown = self.shown.borrow().clone();
         let link = self.link();
-        let figures = link.as_ref().map(Link::figures).unwrap_or_default();
+        let stats = link.as_ref().map(Link::stats).unwrap_or_default();
         LinkState {
             rtt_ms: link.and_then(|link| link.rtt()).map(|rtt| rtt.as_secs_f64() * 1000.0),
-            sent_bytes: figures.sent_bytes,
-            received_bytes: figures.received_bytes,
+            sent_bytes: stats.sent_bytes,
+            received_bytes: stats.received_bytes,
             ..shown
         }
     }
@@ -359,9 +359,9 @@ impl<'a> RunningKeeper<'a> {
                 self.keeper.publisher.retired.send_modify(|count| *count += 1);
             }
             LinkEvent::Hint(hint) => self.supervisor.handle_hint(link, ms(hint.retry_hint_ms)),
-            LinkEvent::News(news) => {
-                self.take_endpoints(&news.endpoints);
-                if news.renew {
+            LinkEvent::Endpoints(update) => {
+                self.take_endpoints(&update.endpoints);
+                if update.renew {
                     self.signal_certificate(CertificateSignal::Renew);
                 }
             }
@@ -405,8 +405,8 @@ impl<'a> RunningKeeper<'a> {
         let services = self.keeper.services.clone();
         let session_loop = EdgeSessionLoop::new(id, established, services, self.events.clone(), secondary);
         let session = async move { (id, Box::pin(session_loop.run(taken)).await) };
-        match link.home() {
-            Some(home) => self.sessions.spawn_on(session, &home),
+        match link.runtime() {
+            Some(runtime) => self.sessions.spawn_on(session, &runtime),
             None => self.sessions.spawn(session),
         };
         self.links.insert(id, ActiveLink { link, commands });
@@ -526,6 +526,7 @@ impl<'a> RunningKeeper<'a> {
             time: unix_seconds(self.keeper.clock.now()),
             features: vec![control::FEATURE_PINGS_ACKNOWLEDGED.to_owned()],
             instance: self.keeper.instance.clone(),
+            tunnel: self.keeper.services.tunnel.clone(),
         }
     }
 

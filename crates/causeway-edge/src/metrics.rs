@@ -52,7 +52,7 @@ impl Collector for LinkCollector {
             &count(shown.received_bytes),
         )?;
         let Some(spool) = &self.spool else { return Ok(()) };
-        let queue = spool.figures();
+        let queue = spool.stats();
         let gauge = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
         put("causeway_spool_waiting", "Records the cloud does not have yet", &gauge(queue.waiting))?;
         put("causeway_spool_bytes", "What they take on disk", &gauge(queue.bytes))?;

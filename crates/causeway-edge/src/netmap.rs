@@ -47,7 +47,7 @@ struct Shared {
     /// The netmap in force as the gateway reads it; empty while there is none.
     views: watch::Sender<Arc<NetmapView>>,
     check: Option<ReadinessCheck>,
-    figures: NetmapKeeperMetrics,
+    metrics: NetmapKeeperMetrics,
     /// Reports to sessions about the disk, beside the responses to updates.
     later_acks: watch::Sender<Option<NetmapAck>>,
     retrying: OnceLock<JoinHandle<()>>,
@@ -114,7 +114,7 @@ impl NetmapKeeper {
             in_force,
             views,
             check,
-            figures: NetmapKeeperMetrics::default(),
+            metrics: NetmapKeeperMetrics::default(),
             later_acks: watch::channel(None).0,
             retrying: OnceLock::new(),
         };
@@ -123,9 +123,9 @@ impl NetmapKeeper {
         Ok(keeper)
     }
 
-    /// Shows its figures in `/metrics`.
+    /// Shows its metrics in `/metrics`.
     pub fn register(&self, metrics: &Metrics) {
-        self.shared.figures.register(metrics);
+        self.shared.metrics.register(metrics);
     }
 
     /// The stamp of the netmap in force, for hello. `None` makes the cloud send the whole netmap.
@@ -157,7 +157,7 @@ impl NetmapKeeper {
         }
         *receiver = NetmapReceiver::default();
         self.shared.later_acks.send_replace(None);
-        self.shared.figures.unpersisted.set(0);
+        self.shared.metrics.unpersisted.set(0);
         self.shared.in_force.send_replace(None);
         self.shared.views.send_replace(Arc::default());
         if let Some(check) = &self.shared.check {
@@ -222,7 +222,7 @@ impl NetmapKeeper {
         let in_force = Arc::new(CurrentNetmap::of(netmap, SystemTime::now()));
         self.shared.views.send_replace(in_force.view.clone());
         self.shared.in_force.send_replace(Some(in_force));
-        self.shared.figures.taken.inc();
+        self.shared.metrics.taken.inc();
         self.count();
     }
 
@@ -245,15 +245,15 @@ impl NetmapKeeper {
 
     fn count(&self) {
         if let Some(in_force) = &*self.shared.in_force.borrow() {
-            self.shared.figures.entries.set(in_force.netmap.len() as i64);
-            self.shared.figures.bytes.set(in_force.netmap.size_bytes() as i64);
+            self.shared.metrics.entries.set(in_force.netmap.len() as i64);
+            self.shared.metrics.bytes.set(in_force.netmap.size_bytes() as i64);
         }
     }
 
     /// Reports the state of the disk: to `/readyz`, to the log when it changes, and to the cloud.
     fn tell(&self, stamp: NetmapStamp, written: &Result<(), String>) {
         let was_unpersisted = self.not_persisted().is_some();
-        self.shared.figures.unpersisted.set(i64::from(written.is_err()));
+        self.shared.metrics.unpersisted.set(i64::from(written.is_err()));
         let not_persisted = written.as_ref().err().cloned().unwrap_or_default();
         if let Some(check) = &self.shared.check {
             match written {
@@ -267,7 +267,7 @@ impl NetmapKeeper {
             }
             Ok(()) => return,
             Err(reason) => {
-                self.shared.figures.write_failures.inc();
+                self.shared.metrics.write_failures.inc();
                 if !was_unpersisted {
                     tracing::error!(generation = %stamp.generation, reason, "the netmap is in force and not persisted");
                 }
@@ -292,7 +292,7 @@ impl NetmapKeeper {
                 EdgeMessageBody::NetmapAck(NetmapAck { held: Some(held_message(stamp)), not_persisted })
             }
             NetmapReply::Refused(NetmapRefusal { offered, reason, want_whole }) => {
-                self.shared.figures.refused.inc();
+                self.shared.metrics.refused.inc();
                 tracing::warn!(reason, want_whole, "a netmap is refused");
                 let target = offered.map(held_message);
                 EdgeMessageBody::NetmapRefused(NetmapRefused {

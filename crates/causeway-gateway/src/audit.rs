@@ -50,6 +50,9 @@ pub struct AuditRecord {
     pub sent_bytes: u64,
     /// From the backend to the client.
     pub received_bytes: u64,
+    /// Packets in both directions, of a flow at layer 3.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packets: Option<u64>,
     pub duration_ms: u64,
     pub end: ConnectionEnd,
     /// The number of equal records that it stands for. The other fields are those of the last one, the bytes

@@ -76,8 +76,8 @@ impl ByteMeter {
     }
 
     /// Creates a meter that also counts for the whole gateway.
-    fn counted(figures: &GatewayMetrics) -> ByteMeter {
-        let totals = Some((figures.sent_bytes.clone(), figures.received_bytes.clone()));
+    fn counted(metrics: &GatewayMetrics) -> ByteMeter {
+        let totals = Some((metrics.sent_bytes.clone(), metrics.received_bytes.clone()));
         ByteMeter { totals, ..ByteMeter::new() }
     }
 
@@ -215,7 +215,7 @@ impl ConnectionRecord {
             client,
             time: SystemTime::now(),
             begun: Instant::now(),
-            meter: Arc::new(ByteMeter::counted(&shared.figures)),
+            meter: Arc::new(ByteMeter::counted(&shared.metrics)),
             who,
             entry: None,
             request: None,
@@ -239,7 +239,7 @@ impl ConnectionRecord {
         let grant = self.claim.grant(&view)?;
         self.who = grant.who.clone();
         let _ = entry.right.set((grant.who.clone(), grant.permit.rule().clone()));
-        shared.figures.opened(self.direction, self.protocol);
+        shared.metrics.opened(self.direction, self.protocol);
         let request = self.claim.request_line().map(|line| grant.check(line)).transpose()?;
         Ok(AdmittedAccess { view, who: grant.who, permit: grant.permit, entry, request })
     }
@@ -337,7 +337,7 @@ impl ConnectionRecord {
             },
             _ => ConnectionEnd::Refused,
         };
-        self.shared.figures.refused(refusal.word());
+        self.shared.metrics.refused(refusal.word());
     }
 
     /// Closes the record: the gateway cut it.
@@ -387,6 +387,7 @@ impl ConnectionRecord {
             client_id,
             sent_bytes: self.meter.sent(),
             received_bytes: self.meter.received(),
+            packets: None,
             duration_ms: self.begun.elapsed().as_millis() as u64,
             end: self.end,
             count: None,
@@ -402,7 +403,7 @@ impl Drop for ConnectionRecord {
         if let Some(entry) = &self.entry {
             self.shared.live.leave(entry);
             if entry.right.get().is_some() {
-                self.shared.figures.closed(self.direction, self.protocol);
+                self.shared.metrics.closed(self.direction, self.protocol);
             }
         }
         let record = self.record();

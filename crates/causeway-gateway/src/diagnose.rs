@@ -6,10 +6,11 @@
 //! are limited in rate and recorded in the audit, and their answers contain no addresses of this site.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::{RecvStream, ResetCode, Stream, StreamHeader, StreamPurpose};
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{NetmapView, PolicyName, ServiceEntry, ServiceName, SiteName};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -26,6 +27,7 @@ use crate::policy::PolicyRefusal;
 use crate::problems;
 use crate::proxy::backends::examine::{Examined, Outcome};
 use crate::proxy::listeners::ListenerProblem;
+use crate::tun::TunnelState;
 
 /// The site of the cloud itself, which may ask every question.
 const CLOUD: &str = "cloud";
@@ -98,6 +100,8 @@ pub struct Facts {
     pub hints: Vec<String>,
     /// Facts of the role: the link of an edge, its certificate, its disk.
     pub role: Value,
+    /// The state of the tunnel. None: switched off, or an older gateway.
+    pub tunnel: Option<TunnelState>,
 }
 
 /// The path from a gateway to the backends of a service.
@@ -150,7 +154,7 @@ impl SiteRates {
     /// Counts a question. An error: the site has asked too many.
     fn take(&self, site: &SiteName, now: Instant) -> Result<(), PolicyRefusal> {
         let refusal = PolicyRefusal::Full { what: "diagnose questions of one site" };
-        let mut sites = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sites = self.full_at.lock_ignoring_poison();
         if sites.len() >= SITES_MAX {
             sites.retain(|_, full_at| *full_at > now);
         }
@@ -178,7 +182,9 @@ impl Gateway {
         listening.troubles.retain(|trouble| trouble.service.is_none());
         let problems = problems::lines(&self.dns().borrow(), &listening, causeway_daemon::files::max());
         let role = self.diagnostics().role_facts();
-        Facts { generation: self.context().view().generation.to_string(), problems, presences, hints, role }
+        let tunnel = self.tunnel().map(|tunnel| tunnel.state().borrow().clone());
+        let generation = self.context().view().generation.to_string();
+        Facts { generation, problems, presences, hints, role, tunnel }
     }
 
     /// Examines the path from here to a service.
@@ -202,7 +208,7 @@ impl Gateway {
         };
         facts.presence_problem = self.presence_problem(&name);
         if !view.services.contains_key(&name) {
-            match timeout(FAR, self.ask_far(&name, &presence.home)).await {
+            match timeout(FAR, self.ask_far(&name, &presence.service_site)).await {
                 Ok(Ok(backends)) => facts.backends = backends,
                 Ok(Err(why)) => facts.far_problem = Some(why),
                 Err(_) => facts.far_problem = Some(format!("no answer within {} s", FAR.as_secs())),
@@ -224,8 +230,8 @@ impl Gateway {
     }
 
     /// Asks the gateway at the site of the service, over the path that clients use.
-    async fn ask_far(&self, service: &ServiceName, home: &SiteName) -> Result<Vec<Examined>, String> {
-        let header = Question::Backends.header(service.as_str()).to(home.as_str(), "");
+    async fn ask_far(&self, service: &ServiceName, site: &SiteName) -> Result<Vec<Examined>, String> {
+        let header = Question::Backends.header(service.as_str()).to(site.as_str(), "");
         let stream = self.context().peers.open_stream(header).await.map_err(|error| match error {
             PeerError::Away { why, .. } => why,
             PeerError::Refused { code, .. } => refused(code),
@@ -342,11 +348,17 @@ fn without_addresses(examined: Vec<Examined>) -> Vec<Examined> {
     numbered.collect()
 }
 
+/// Time within which the asking side must take an answer. It bounds how long a peer that does not read holds a permit.
+const WRITE_MAX: Duration = Duration::from_secs(5);
+
 async fn write_answer(stream: Stream, answer: &[u8]) {
     let (mut send, _) = stream.split();
-    // The asking side may have closed the stream.
-    let _ = send.write_all(answer).await;
-    let _ = send.shutdown().await;
+    let writing = async {
+        send.write_all(answer).await?;
+        send.shutdown().await
+    };
+    // The asking side may have closed the stream, or may not read: the answer is lost then.
+    let _ = timeout(WRITE_MAX, writing).await;
 }
 
 /// Reads the answer on a stream, bounded. For the asking side.
@@ -395,6 +407,34 @@ mod tests {
         }
         assert_eq!(Question::of(b"secrets"), None);
         assert!(!is_carried(&StreamHeader::new(StreamPurpose::Diagnose)));
+    }
+
+    /// A link in memory; the first stream of the first end arrives at the second.
+    async fn stream_pair() -> (Stream, Stream) {
+        use causeway_channel::link::{LinkLimits, LinkSide};
+        use causeway_channel::tcp::{TcpPeer, over};
+        let (near, far) = tokio::io::duplex(64 * 1024);
+        let (limits, peer) = (
+            LinkLimits::default(),
+            TcpPeer { remote_address: ([127, 0, 0, 1], 1).into(), certificate: None },
+        );
+        let asking = over(near, LinkSide::Dialled, &limits, peer.clone());
+        let answering = over(far, LinkSide::Accepted, &limits, peer);
+        let asked = asking.open_stream(Question::Backends.header("web")).await.unwrap();
+        let (_, answered) = answering.accept_stream().await.unwrap();
+        // The links live as long as the test.
+        std::mem::forget((asking, answering));
+        (asked, answered)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_does_not_read_its_answer_holds_no_permit_for_long() {
+        let (asked, answered) = stream_pair().await;
+        let begun = tokio::time::Instant::now();
+        let answer = vec![b' '; 8 << 20];
+        timeout(WRITE_MAX * 100, write_answer(answered, &answer)).await.expect("the answer is given up");
+        assert!(begun.elapsed() >= WRITE_MAX, "more than the peer's window was sent");
+        drop(asked);
     }
 
     #[test]

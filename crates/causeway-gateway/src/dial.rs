@@ -81,7 +81,7 @@ const SPECIAL: [(IpAddr, u8, &str); 8] = [
 pub fn judge(
     rules: &DialRules,
     own: &[Registered],
-    is_local: &dyn Fn(IpAddr) -> bool,
+    is_local: impl Fn(IpAddr) -> bool,
     transport: Transport,
     address: SocketAddr,
 ) -> Result<(), Denied> {
@@ -89,7 +89,7 @@ pub fn judge(
     let ours = own.iter().find(|known| {
         known.transport == transport
             && known.address.port() == port
-            && reaches(ip, known.address.ip(), is_local)
+            && reaches(ip, known.address.ip(), &is_local)
     });
     if let Some(known) = ours {
         return Err(Denied::OwnListener { name: known.name });
@@ -122,7 +122,7 @@ fn is_in(ip: IpAddr, network: IpAddr, bits: u8) -> bool {
 }
 
 /// Tells whether a connection to `ip` arrives at a listener bound to `bound`.
-fn reaches(ip: IpAddr, bound: IpAddr, is_local: &dyn Fn(IpAddr) -> bool) -> bool {
+fn reaches(ip: IpAddr, bound: IpAddr, is_local: impl Fn(IpAddr) -> bool) -> bool {
     let bound = bound.to_canonical();
     if bound == ip {
         return true;
@@ -183,7 +183,7 @@ impl BackendDialer {
 
     /// Checks whether this address may be dialled now.
     pub fn check(&self, transport: Transport, address: SocketAddr) -> Result<(), Denied> {
-        judge(&self.rules.current(), &self.own.registered(), &is_local, transport, address)
+        judge(&self.rules.current(), &self.own.registered(), is_local, transport, address)
     }
 
     pub async fn connect_tcp(&self, address: SocketAddr) -> io::Result<TcpStream> {

@@ -1,7 +1,7 @@
-//! Assembles a gateway: the context that all planes share, and the planes `proxy` and `dns`.
+//! Assembles a gateway: the context that all planes share, and the planes `proxy`, `dns` and `tun`.
 //!
 //! A role builds it from `GatewayParts`, calls `run`, and passes the streams of other sites to `serve`. A plane has
-//! `run` and `state`; `run` starts every plane, and the next one (`tun`) is one more line there. Connections run as
+//! `run` and `state`; `run` starts every plane. Connections run as
 //! tasks of the gateway, not of a link: a link that ends cancels none of them, so that each writes its audit record.
 
 use std::collections::BTreeMap;
@@ -9,9 +9,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_channel::link::{Stream, StreamHeader, StreamPurpose};
+use causeway_channel::link::{ResetCode, Stream, StreamHeader, StreamPurpose};
 use causeway_daemon::coalesce::CoalesceLimits;
-use causeway_netmap::{NetmapView, ServiceName, SiteName};
+use causeway_netmap::{GatewayName, NetmapView, ServiceName, SiteName};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -25,12 +25,14 @@ use crate::in_flight;
 use crate::limits::LimitTable;
 use crate::live::LiveConnections;
 use crate::metrics::GatewayMetrics;
+use crate::packet_carrier::{self, ChannelCarrier, PacketHandler};
 use crate::peers::GatewayPeers;
 use crate::problems::ProblemReporter;
 use crate::proxy::Proxy;
 use crate::proxy::connect::{AllowList, ConnectTlsListener, ConnectUnixListener};
 use crate::proxy::listeners::ListenersReport;
 use crate::proxy::udp::UdpOptions;
+use crate::tun::{PacketCarrier, Tunnel, TunnelOptions};
 
 /// Inputs of a gateway, from the role that runs it.
 pub struct GatewayParts {
@@ -75,6 +77,8 @@ pub struct GatewayOptions {
     pub own_listeners: OwnListeners,
     pub dns: DnsOptions,
     pub udp: UdpOptions,
+    /// None: no packets cross between sites.
+    pub tunnel: Option<TunnelOptions>,
 }
 
 /// The network namespace in which presences listen.
@@ -82,7 +86,7 @@ pub struct GatewayOptions {
 pub enum PresenceMode {
     /// A namespace of the gateway's own where one can be made, else that of the host.
     Auto,
-    Room,
+    Namespace,
     Host,
 }
 
@@ -107,6 +111,7 @@ impl Default for GatewayOptions {
             own_listeners: OwnListeners::default(),
             dns: DnsOptions::default(),
             udp: UdpOptions::default(),
+            tunnel: None,
         }
     }
 }
@@ -122,7 +127,7 @@ pub struct GatewayContext {
     pub live: LiveConnections,
     pub limits: LimitTable,
     pub audit: Coalescing,
-    pub figures: GatewayMetrics,
+    pub metrics: GatewayMetrics,
     /// Tasks of connections and streams. A gateway that stops waits for them.
     pub(crate) tasks: TaskTracker,
     /// Cancelled when the gateway stops: no connection begins, and those that can finish do.
@@ -143,7 +148,7 @@ impl GatewayContext {
             // A subject with a share has a connection, or had one a moment ago.
             limits: LimitTable::new(connections_max.saturating_mul(2)),
             audit: Coalescing::new(audit, CoalesceLimits::default()),
-            figures: GatewayMetrics::default(),
+            metrics: GatewayMetrics::default(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
         })
@@ -166,6 +171,9 @@ pub struct Gateway {
     context: Arc<GatewayContext>,
     proxy: Arc<Proxy>,
     dns: Arc<DnsServer>,
+    /// None: switched off.
+    tunnel: Option<Tunnel>,
+    carrier: Arc<ChannelCarrier>,
     diagnostics: Arc<Diagnostics>,
 }
 
@@ -175,9 +183,15 @@ impl Gateway {
         let dns = DnsServer::new(netmaps.clone(), options.dns.clone());
         let dns = dns.registering(options.own_listeners.clone());
         let context = GatewayContext::new(netmaps, peers, audit, options.connections_max);
+        let carrier = ChannelCarrier::new(context.clone());
+        let tunnel = options.tunnel.clone().filter(|tunnel| !tunnel.off).map(|tunnel| {
+            let tunnel = TunnelOptions { own_listeners: options.own_listeners.clone(), ..tunnel };
+            Tunnel::new(context.clone(), tunnel, Arc::new(PacketsByChannel(carrier.clone())))
+        });
         let proxy = Proxy::new(context.clone(), options);
         let diagnostics = Arc::new(Diagnostics::new(role_facts));
-        Gateway { context, proxy: Arc::new(proxy), dns: Arc::new(dns), diagnostics }
+        let (proxy, dns) = (Arc::new(proxy), Arc::new(dns));
+        Gateway { context, proxy, dns, tunnel, carrier, diagnostics }
     }
 
     pub fn context(&self) -> &Arc<GatewayContext> {
@@ -194,13 +208,22 @@ impl Gateway {
 
     /// Adds the metrics of the gateway to `/metrics`.
     pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
-        self.context.figures.register(registry);
+        self.context.metrics.register(registry);
         self.dns.register(registry);
+        if let Some(tunnel) = &self.tunnel {
+            tunnel.register(registry);
+        }
+    }
+
+    /// Returns the plane of packets. None: it is switched off.
+    pub fn tunnel(&self) -> Option<&Tunnel> {
+        self.tunnel.as_ref()
     }
 
     /// Returns what the gateway should do and cannot, as that changes.
     pub fn problems(&self) -> ProblemReporter {
-        ProblemReporter::new(self.dns.state(), self.proxy.clone())
+        let tunnel = self.tunnel.as_ref().map(Tunnel::state);
+        ProblemReporter::new(self.dns.state(), self.proxy.clone(), tunnel)
     }
 
     /// Returns the addresses at which DNS is served, and those that failed, as they change.
@@ -219,7 +242,21 @@ impl Gateway {
             self.context.tasks.spawn(self.clone().answer(origin, header, stream));
             return;
         }
+        if header.purpose() == Some(StreamPurpose::Packets) {
+            return self.receive_packets(origin, &header, stream);
+        }
         self.proxy.serve(origin, header, stream);
+    }
+
+    /// The cloud stamps the gateway from its certificate; a stream of the cloud itself has no origin.
+    fn receive_packets(&self, site: SiteName, header: &StreamHeader, stream: Stream) {
+        let Some(tunnel) = self.tunnel.clone() else { return stream.refuse(ResetCode::NotAllowed) };
+        let from = match &header.origin {
+            Some(origin) => origin.gateway.as_str().into(),
+            None => GatewayName::from(site.as_str()),
+        };
+        let handle: PacketHandler = Arc::new(move |from, packet| tunnel.handle_carried(from, packet));
+        self.context.tasks.spawn(packet_carrier::receive(self.context.clone(), (site, from), stream, handle));
     }
 
     /// Answers CONNECT on a Unix socket until told to stop. Tunnels that are open go on as long as the gateway does.
@@ -256,6 +293,11 @@ impl Gateway {
         running.spawn(flush_audit(self.context.clone(), end.clone()));
         running.spawn(async move { proxy.run(proxy_stop, proxy_end).await });
         running.spawn(async move { dns.run(dns_end).await });
+        if let Some(tunnel) = self.tunnel.clone() {
+            self.carrier.start();
+            let tunnel_end = end.clone();
+            running.spawn(async move { tunnel.run(tunnel_end).await });
+        }
         stop.cancelled().await;
         self.drain().await;
         end.cancel();
@@ -270,6 +312,15 @@ impl Gateway {
         let _ = tokio::time::timeout(GRACEFUL_CLOSE_MAX, tasks.wait()).await;
         live.stop();
         let _ = tokio::time::timeout(LAST_RECORDS_MAX, tasks.wait()).await;
+    }
+}
+
+/// Lets the tunnel send over the channel.
+struct PacketsByChannel(Arc<ChannelCarrier>);
+
+impl PacketCarrier for PacketsByChannel {
+    fn try_send(&self, to: &GatewayName, packet: &[u8]) -> bool {
+        self.0.send(to, packet)
     }
 }
 
@@ -306,7 +357,7 @@ async fn reevaluate(context: Arc<GatewayContext>, end: CancellationToken) {
         }
         let view = netmaps.borrow_and_update().clone();
         let cut = context.live.judge(&view, &context.limits);
-        context.figures.revoked(cut);
+        context.metrics.revoked(cut);
         if cut > 0 {
             tracing::info!(generation = %view.generation, cut, "cut connections that the new netmap no longer allows");
         }

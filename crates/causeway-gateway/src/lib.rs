@@ -2,14 +2,16 @@
 //!
 //! Input: netmaps as they change, streams from the channel. Output: connections to backends, streams to other
 //! sites. The gateway knows nothing of objects, revisions, or which role it is in. The modules are in reading
-//! order: access decisions, other sites, records, live connections, then the planes `proxy` and `dns`, and
-//! the network namespace of presences.
+//! order: access decisions, other sites, records, live connections, then the planes `proxy`, `dns` and `tun`,
+//! and the network namespace of presences.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 pub mod policy;
 
 pub mod peers;
+
+pub mod packet_carrier;
 
 pub mod dial;
 
@@ -38,6 +40,8 @@ pub mod socket_binder;
 pub mod proxy;
 
 pub mod dns;
+
+pub mod tun;
 
 pub mod presence_namespace;
 

@@ -7,15 +7,16 @@
 //! connections and requests too, with some tolerance, as a protection against a near gateway that does not
 //! enforce them. Each gateway counts for itself.
 
-mod bucket;
+pub(crate) mod bucket;
 mod share;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::PolicyName;
 
 use crate::policy::{Permit, PolicyRefusal, Principal};
@@ -187,7 +188,7 @@ impl LimitTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shares> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shares.lock_ignoring_poison()
     }
 }
 
@@ -290,7 +291,7 @@ impl Allowance {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<SubjectShare>>> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shares.lock_ignoring_poison()
     }
 }
 

@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{NetmapView, PolicyName, ServerName, ServiceName, SiteName};
 use tokio_util::sync::CancellationToken;
 
@@ -45,7 +46,7 @@ pub struct AccessGrant {
     pub who: Principal,
     pub permit: Permit,
     /// The permit of the service's own exposure, when the service runs at the client's site: no other gateway checks it.
-    home_permit: Option<Permit>,
+    service_permit: Option<Permit>,
 }
 
 /// An HTTP request that the policies allow.
@@ -69,7 +70,7 @@ impl AccessGrant {
                 .into_owned(),
             false => line.path.clone(),
         };
-        if let Some(permit) = &self.home_permit {
+        if let Some(permit) = &self.service_permit {
             permit.allows_request(&line.method, &path)?;
         }
         let rule = self.permit.allows_request(&line.method, &path)?.clone();
@@ -77,7 +78,7 @@ impl AccessGrant {
     }
 
     fn permits(&self) -> impl Iterator<Item = &Permit> {
-        std::iter::once(&self.permit).chain(&self.home_permit)
+        std::iter::once(&self.permit).chain(&self.service_permit)
     }
 }
 
@@ -93,7 +94,7 @@ impl AccessRequest {
 
     /// Decides whether a netmap allows the access, without regard to method and path.
     pub(crate) fn grant(&self, view: &NetmapView) -> Result<AccessGrant, PolicyRefusal> {
-        let mut home_permit = None;
+        let mut service_permit = None;
         let (who, permit) = match self {
             AccessRequest::Use { service, client, .. } => {
                 let who = policy::who_at(view, *client)?;
@@ -102,8 +103,8 @@ impl AccessRequest {
                     presence.ok_or_else(|| PolicyRefusal::NoService { service: service.clone() })?;
                 let permit = policy::may_use(view, presence, &who)?;
                 // This gateway is also the gateway of the service: no other one checks its exposure.
-                if presence.home == who.site {
-                    home_permit = Some(policy::may_reach(view, service, &who)?.1);
+                if presence.service_site == who.site {
+                    service_permit = Some(policy::may_reach(view, service, &who)?.1);
                 }
                 (who, permit)
             }
@@ -123,7 +124,7 @@ impl AccessRequest {
                 (who, permit)
             }
         };
-        Ok(AccessGrant { who, permit, home_permit })
+        Ok(AccessGrant { who, permit, service_permit })
     }
 
     /// Returns the same access for one HTTP request.
@@ -406,11 +407,11 @@ impl LiveConnections {
     }
 
     fn followers(&self) -> MutexGuard<'_, HashMap<u64, Weak<dyn NetmapObserver>>> {
-        self.followers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.followers.lock_ignoring_poison()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<LiveConnection>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock_ignoring_poison()
     }
 }
 
@@ -435,9 +436,11 @@ mod tests {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            tunnel_networks: Vec::new(),
+            mappings: Vec::new(),
         });
-        for (service, home) in [("far", "rome"), ("near", "oslo")] {
-            view.presences.insert(service.into(), presence(service, home));
+        for (service, service_site) in [("far", "rome"), ("near", "oslo")] {
+            view.presences.insert(service.into(), presence(service, service_site));
         }
         view.services.insert("near".into(), service(&["oslo", "rome"]));
         let policy = |servers: &[&str]| PolicyEntry {
@@ -446,6 +449,7 @@ mod tests {
             sites: Vec::new(),
             limits: None,
             http: Vec::new(),
+            ports: Vec::new(),
         };
         view.policies.insert("p".into(), policy(&["shop", "till"]));
         for (server, site) in [("till", "rome"), ("shop", "oslo")] {
@@ -455,7 +459,7 @@ mod tests {
         view
     }
 
-    fn presence(service: &str, home: &str) -> PresenceEntry {
+    fn presence(service: &str, service_site: &str) -> PresenceEntry {
         PresenceEntry {
             service: service.into(),
             addresses: vec![PresenceIp("198.18.0.1".parse().unwrap())],
@@ -463,7 +467,7 @@ mod tests {
             protocol: ServiceProtocol::Tcp,
             brokers: 0,
             names: Vec::new(),
-            home: home.into(),
+            service_site: service_site.into(),
             policies: vec!["p".into()],
         }
     }
@@ -539,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_at_home_is_judged_by_both_rules() {
+    fn what_stays_at_the_site_is_judged_by_both_rules() {
         let mut view = view();
         view.policies.get_mut("p").unwrap().sites = vec!["oslo".into()];
         let claim =

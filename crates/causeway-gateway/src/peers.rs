@@ -23,7 +23,7 @@ pub trait GatewayPeers: Send + Sync + 'static {
     fn open_stream(&self, header: StreamHeader) -> BoxedFuture<'_, Result<Stream, PeerError>>;
 
     /// Returns the runtime of the link to that site, from the channel: tasks of its clients should run there.
-    fn home(&self, _site: &SiteName) -> Option<Handle> {
+    fn runtime(&self, _site: &SiteName) -> Option<Handle> {
         None
     }
 
@@ -158,20 +158,20 @@ impl CrossingHeader {
             .ok_or(PolicyRefusal::Malformed { why: "it names no port" })
     }
 
-    /// Returns the header of a stream to a service at `home`.
-    pub fn to_service(self, service: &ServiceName, home: &SiteName, who: &Principal) -> StreamHeader {
-        self.header(StreamPurpose::Service, home, who).target(service.as_str())
+    /// Returns the header of a stream to a service at `site`.
+    pub fn to_service(self, service: &ServiceName, site: &SiteName, who: &Principal) -> StreamHeader {
+        self.header(StreamPurpose::Service, site, who).target(service.as_str())
     }
 
-    /// Returns the header of a stream to a port of a node at `home`.
-    pub fn to_node(mut self, node: &ServerName, port: u16, home: &SiteName, who: &Principal) -> StreamHeader {
+    /// Returns the header of a stream to a port of a node at `site`.
+    pub fn to_node(mut self, node: &ServerName, port: u16, site: &SiteName, who: &Principal) -> StreamHeader {
         self.port = port.into();
-        self.header(StreamPurpose::Node, home, who).target(node.as_str())
+        self.header(StreamPurpose::Node, site, who).target(node.as_str())
     }
 
-    fn header(self, purpose: StreamPurpose, home: &SiteName, who: &Principal) -> StreamHeader {
+    fn header(self, purpose: StreamPurpose, site: &SiteName, who: &Principal) -> StreamHeader {
         let subject = who.server.as_ref().map_or("", |server| server.as_str());
-        let header = StreamHeader::new(purpose).to(home.as_str(), "").subject(subject);
+        let header = StreamHeader::new(purpose).to(site.as_str(), "").subject(subject);
         let datagrams = self.content() == Ok(StreamContent::Datagrams);
         StreamHeader { datagrams, ..header.details(self.encode_to_vec()) }
     }

@@ -12,8 +12,8 @@ use std::net::IpAddr;
 
 use causeway_channel::link::ResetCode;
 use causeway_netmap::{
-    NetmapView, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PolicyName, PresenceEntry, ServerName,
-    ServiceEntry, ServiceName, SiteName,
+    IpProtocol, NetmapView, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PolicyName, PresenceEntry,
+    ServerName, ServiceEntry, ServiceName, ServiceProtocol, SiteName,
 };
 
 use crate::dial::Denied;
@@ -208,9 +208,8 @@ pub fn may_use(
     presence: &PresenceEntry,
     who: &Principal,
 ) -> Result<Permit, PolicyRefusal> {
-    permit(view, &presence.policies, who).ok_or_else(|| PolicyRefusal::NotAllowed {
-        what: format!("service {}", presence.service),
-        who: who.clone(),
+    permit(view, &presence.policies, who, (protocol_of(presence.protocol), presence.port)).ok_or_else(|| {
+        PolicyRefusal::NotAllowed { what: format!("service {}", presence.service), who: who.clone() }
     })
 }
 
@@ -240,7 +239,7 @@ pub fn may_reach<'a>(
     let policies = found.policies_for(&who.site);
     let policies = policies
         .ok_or_else(|| PolicyRefusal::NotExposed { service: service.clone(), site: who.site.clone() })?;
-    let permit = permit(view, policies, who)
+    let permit = permit(view, policies, who, (protocol_of(found.protocol), found.port))
         .ok_or_else(|| PolicyRefusal::NotAllowed { what: format!("service {service}"), who: who.clone() })?;
     Ok((found, permit))
 }
@@ -257,24 +256,38 @@ pub fn may_reach_node<'a>(
     if !found.ports.contains(&port) {
         return Err(PolicyRefusal::PortClosed { node: node.clone(), port });
     }
-    let permit = permit(view, &found.policies, who)
+    let permit = permit(view, &found.policies, who, (IpProtocol::Tcp, port))
         .ok_or_else(|| PolicyRefusal::NotAllowed { what: format!("node {node}"), who: who.clone() })?;
     Ok((found, permit))
 }
 
-/// Returns the permit of a principal. A policy that does not exist allows no principal; the limits of every
-/// policy that allows it apply.
+/// Returns the permit of a principal for a port. A policy that does not exist allows no principal, and one with
+/// ports allows nothing at other ports; the limits of every policy that allows it apply.
 fn permit<'a>(
     view: &NetmapView,
     policies: impl IntoIterator<Item = &'a PolicyName>,
     who: &Principal,
+    (protocol, port): (IpProtocol, u16),
 ) -> Option<Permit> {
     let existing = policies.into_iter().filter_map(|name| view.policies.get(name));
-    let allowing = existing.filter(|policy| policy.allows(&who.site, who.server.as_ref()));
+    let covering = existing.filter(|policy| policy.covers_port(protocol, port));
+    let allowing = covering.filter(|policy| policy.allows(&who.site, who.server.as_ref()));
     let mut rules: Vec<MatchedPolicy> = allowing.map(rule).collect();
     rules.sort_by(|one, other| one.policy.cmp(&other.policy));
     rules.dedup_by(|one, other| one.policy == other.policy);
     (!rules.is_empty()).then_some(Permit { rules })
+}
+
+/// Returns the protocol whose ports a policy counts for a service.
+fn protocol_of(protocol: ServiceProtocol) -> IpProtocol {
+    match protocol {
+        ServiceProtocol::Udp => IpProtocol::Udp,
+        ServiceProtocol::Tcp
+        | ServiceProtocol::Http
+        | ServiceProtocol::Https
+        | ServiceProtocol::Grpc
+        | ServiceProtocol::Kafka => IpProtocol::Tcp,
+    }
 }
 
 fn rule(policy: &PolicyEntry) -> MatchedPolicy {

@@ -16,10 +16,11 @@ mod veth;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::NetmapView;
 use ipnet::IpNet;
 use tokio::sync::{Notify, watch};
@@ -152,7 +153,7 @@ impl PresenceNamespace {
             BinderState::Open { networks, hints, .. } => (networks.clone(), hints.clone()),
             _ => return Vec::new(),
         };
-        let interfaces = self.shared.interfaces.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let interfaces = self.shared.interfaces.lock_ignoring_poison().clone();
         if let Some((veth, entrance)) = interfaces
             && let Some(chains) = firewall::read().await
         {
@@ -184,8 +185,7 @@ impl PresenceNamespace {
         let troubles = veth.follow(&plan).await?;
         let entrance = veth.entrance(&plan).await;
         let hints = judge(&Forwarding::read(), entrance.as_deref(), plan.networks());
-        *self.shared.interfaces.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some((veth.name().to_owned(), entrance));
+        *self.shared.interfaces.lock_ignoring_poison() = Some((veth.name().to_owned(), entrance));
         if self.shared.open.load().as_ref().is_none_or(|open| !open.plan.is_like(&plan)) {
             self.shared.open.store(Some(Arc::new(Open { namespace: namespace.clone(), plan })));
         }

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use crate::dns::DnsState;
 use crate::proxy::Proxy;
 use crate::proxy::listeners::ListenersReport;
+use crate::tun::TunnelState;
 
 /// Time that a problem must last. Longer than the retry interval of a listener.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -30,6 +31,19 @@ pub struct Problems {
     pub regrets: Vec<String>,
     /// Services of its site with backends that do not respond.
     pub backends: BTreeMap<String, BackendOutage>,
+    /// The reason for which the tunnel does not run although an ECommunity names the site. None: it runs, or is not needed; also from an
+    /// older edge.
+    pub tunnel: Option<TunnelProblem>,
+}
+
+/// A problem of the tunnel.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TunnelProblem {
+    /// One word for programs.
+    pub reason: String,
+    /// The problem and its fix.
+    pub message: String,
 }
 
 /// The state of the backends of a service.
@@ -50,13 +64,19 @@ pub struct ProblemReporter {
     listening: watch::Receiver<ListenersReport>,
     turns: watch::Receiver<u64>,
     proxy: Arc<Proxy>,
+    /// None: there is no tunnel.
+    tunnel: Option<watch::Receiver<TunnelState>>,
     told: Option<Problems>,
 }
 
 impl ProblemReporter {
-    pub(crate) fn new(dns: watch::Receiver<DnsState>, proxy: Arc<Proxy>) -> ProblemReporter {
+    pub(crate) fn new(
+        dns: watch::Receiver<DnsState>,
+        proxy: Arc<Proxy>,
+        tunnel: Option<watch::Receiver<TunnelState>>,
+    ) -> ProblemReporter {
         let (listening, turns) = (proxy.state(), proxy.backends.turns());
-        ProblemReporter { dns, listening, turns, proxy, told: None }
+        ProblemReporter { dns, listening, turns, proxy, tunnel, told: None }
     }
 
     /// Returns the problems when they have changed.
@@ -68,7 +88,7 @@ impl ProblemReporter {
             let regrets =
                 lines(&self.dns.borrow_and_update(), &self.listening.borrow_and_update(), files_max);
             let backends = self.proxy.backends.outages().into_iter().take(OUTAGES_MAX).collect();
-            let told = Problems { regrets, backends };
+            let told = Problems { regrets, backends, tunnel: self.tunnel_problem() };
             if self.told.as_ref() != Some(&told) {
                 self.told = Some(told.clone());
                 return told;
@@ -77,10 +97,28 @@ impl ProblemReporter {
                 Ok(()) = self.dns.changed() => {}
                 Ok(()) = self.listening.changed() => {}
                 Ok(()) = self.turns.changed() => {}
+                () = troubles_changed(&mut self.tunnel) => {}
                 // The gateway is gone, and its problems with it.
                 else => return std::future::pending().await,
             }
         }
+    }
+}
+
+impl ProblemReporter {
+    fn tunnel_problem(&mut self) -> Option<TunnelProblem> {
+        let troubles = self.tunnel.as_mut().map(|state| state.borrow_and_update().troubles.join("; "));
+        let failed = troubles.filter(|troubles| !troubles.is_empty());
+        failed.map(|message| TunnelProblem { reason: "TunnelFailed".into(), message })
+    }
+}
+
+/// Waits until the troubles of the tunnel are others. Its counters change all the time.
+async fn troubles_changed(tunnel: &mut Option<watch::Receiver<TunnelState>>) {
+    let Some(state) = tunnel else { return std::future::pending().await };
+    let known = state.borrow_and_update().troubles.clone();
+    if state.wait_for(|state| state.troubles != known).await.is_err() {
+        std::future::pending().await
     }
 }
 

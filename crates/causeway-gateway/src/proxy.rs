@@ -134,7 +134,7 @@ impl Proxy {
 
     /// Serves a stream of another site. Returns at once.
     pub(crate) fn serve(self: &Arc<Self>, origin: SiteName, header: StreamHeader, stream: Stream) {
-        let runtime = stream.home().cloned();
+        let runtime = stream.runtime().cloned();
         self.spawn_on(runtime, inbound::serve(self.clone(), origin, header, stream));
     }
 
@@ -192,13 +192,13 @@ impl Proxy {
     /// Returns the runtime of the link to the site of a service.
     fn runtime_for(&self, service: &ServiceName) -> Option<Handle> {
         let view = self.context.view();
-        self.context.peers.home(&view.presences.get(service)?.home)
+        self.context.peers.runtime(&view.presences.get(service)?.service_site)
     }
 
     async fn accept(self: &Arc<Self>, stop: &CancellationToken) {
         let options = &self.options;
         let policy = ListenPolicy {
-            room: self.namespace.clone().map(|namespace| Arc::new(namespace) as Arc<dyn SocketBinder>),
+            namespace: self.namespace.clone().map(|namespace| Arc::new(namespace) as Arc<dyn SocketBinder>),
             host_instead: options.presence_mode == PresenceMode::Auto,
             ports: options.ports.clone(),
             own_listeners: options.own_listeners.clone(),
@@ -206,7 +206,7 @@ impl Proxy {
         let mut listeners = PresenceListeners::start(
             self.context.netmaps(),
             policy,
-            self.context.figures.clone(),
+            self.context.metrics.clone(),
             self.listeners.clone(),
         );
         let starts = StartLimit::default();

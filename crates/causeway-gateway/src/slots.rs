@@ -7,7 +7,9 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use causeway_daemon::sync::MutexExt;
 
 /// Slots of one kind. Clones share them.
 #[derive(Clone, Debug)]
@@ -71,7 +73,7 @@ impl ClientSlots {
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock_ignoring_poison()
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod decode;
 mod encode;
+mod tunnel;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -14,6 +15,10 @@ use ipnet::IpNet;
 
 use crate::names::{DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
 use crate::netmap::EntryKey;
+
+pub use tunnel::{
+    CommunityEntry, IpProtocol, PortRule, PrefixMapping, TunnelCipher, TunnelKey, TunnelPeerEntry,
+};
 
 /// One decoded entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -25,6 +30,8 @@ pub enum NetmapEntry {
     Policy(PolicyEntry),
     Subject(SubjectEntry),
     Node(NodeEntry),
+    TunnelPeer(TunnelPeerEntry),
+    Community(CommunityEntry),
 }
 
 /// First part of the keys.
@@ -36,7 +43,12 @@ pub(crate) mod kind {
     pub const POLICY: &str = "policy";
     pub const SUBJECT: &str = "subject";
     pub const NODE: &str = "node";
+    pub const TUNNEL_PEER: &str = "tunnelpeer";
+    pub const COMMUNITY: &str = "community";
 }
+
+/// A policy with port rules requires this feature: a gateway that does not know it lets no client in.
+const PORTS_FEATURE: &str = "ports";
 
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the entry {key} cannot be used: {why}")]
@@ -55,6 +67,10 @@ pub struct GatewayEntry {
     pub priority: i32,
     pub relay: bool,
     pub prefer: CarriagePreference,
+    /// Networks behind this gateway that members of its communities reach, with their real addresses.
+    pub tunnel_networks: Vec<IpNet>,
+    /// Networks of `tunnel_networks` that have other addresses on the wire.
+    pub mappings: Vec<PrefixMapping>,
 }
 
 /// The transport that a gateway prefers for its streams.
@@ -86,7 +102,7 @@ pub struct PresenceEntry {
     pub brokers: u16,
     pub names: Vec<DnsName>,
     /// Site where the service runs.
-    pub home: SiteName,
+    pub service_site: SiteName,
     /// Policies that allow use of the service from this site. A policy without an entry of its own allows no
     /// client.
     pub policies: Vec<PolicyName>,
@@ -189,6 +205,8 @@ pub struct PolicyEntry {
     pub limits: Option<PolicyLimits>,
     /// Empty: every request.
     pub http: Vec<PolicyHttpRule>,
+    /// Empty: every protocol and port.
+    pub ports: Vec<PortRule>,
 }
 
 impl PolicyEntry {
@@ -196,6 +214,11 @@ impl PolicyEntry {
     /// to a known host of that site.
     pub fn allows(&self, site: &SiteName, server: Option<&ServerName>) -> bool {
         self.sites.contains(site) || server.is_some_and(|server| self.servers.contains(server))
+    }
+
+    /// Returns whether the policy is about this port. The port of an ICMP packet is 0.
+    pub fn covers_port(&self, protocol: IpProtocol, port: u16) -> bool {
+        self.ports.is_empty() || self.ports.iter().any(|rule| rule.covers(protocol, port))
     }
 }
 
@@ -221,7 +244,8 @@ pub struct PolicyHttpRule {
 pub struct SubjectEntry {
     pub server: ServerName,
     pub site: SiteName,
-    /// Set only for hosts at the gateway's own site: real addresses do not leave their site.
+    /// Set for hosts at the gateway's own site, and for hosts of sites that share a community with it: there it
+    /// is the address on the wire.
     pub ip: Option<IpAddr>,
 }
 

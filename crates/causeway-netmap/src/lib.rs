@@ -20,11 +20,15 @@ mod wire;
 
 pub use entries::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
-    CarriagePreference, ExposureEntry, GatewayEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry,
-    PolicyHttpRule, PolicyLimits, PresenceEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry,
+    CarriagePreference, CommunityEntry, ExposureEntry, GatewayEntry, IpProtocol, NetmapEntry,
+    NetmapEntryError, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule, PrefixMapping,
+    PresenceEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry, TunnelCipher, TunnelKey,
+    TunnelPeerEntry,
 };
 pub use generation::{Digest, Generation, NetmapStamp};
-pub use names::{DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
+pub use names::{
+    CommunityName, DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName,
+};
 pub use netmap::{ApplyError, BuildError, ENTRIES_MAX, EntryKey, KEY_BYTES_MAX, NETMAP_BYTES_MAX, Netmap};
 pub use update::{DecodeError, ENCODED_BYTES_MAX, NetmapUpdateData};
 pub use view::{DnsNameTarget, NetmapView};

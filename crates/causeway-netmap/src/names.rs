@@ -51,6 +51,8 @@ names!(
     ServerName,
     /// An EPolicy.
     PolicyName,
+    /// An ECommunity.
+    CommunityName,
     /// A DNS name: lower case, without a trailing dot.
     DnsName
 );
@@ -65,7 +67,7 @@ macro_rules! from_text {
     )*};
 }
 
-from_text!(SiteName, GatewayName, ServiceName, ServerName, PolicyName);
+from_text!(SiteName, GatewayName, ServiceName, ServerName, PolicyName, CommunityName);
 
 impl DnsName {
     pub fn new(text: &str) -> DnsName {

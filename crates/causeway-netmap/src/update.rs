@@ -224,9 +224,9 @@ mod tests {
         DeflateEncoder::new(&zeros[..], Compression::fast()).read_to_end(&mut bomb).unwrap();
         assert!(bomb.len() < ENCODED_BYTES_MAX / 10);
         assert_eq!(NetmapUpdateData::decode(&bomb), Err(DecodeError::TooLarge));
-        let mut crowd = vec![PLAIN];
-        crowd.extend([0x1a, 0].repeat(2 * ENTRIES_MAX + 3));
-        assert_eq!(NetmapUpdateData::decode(&crowd), Err(DecodeError::TooLarge));
+        let mut bytes = vec![PLAIN];
+        bytes.extend([0x1a, 0].repeat(2 * ENTRIES_MAX + 3));
+        assert_eq!(NetmapUpdateData::decode(&bytes), Err(DecodeError::TooLarge));
         assert_eq!(NetmapUpdateData::decode(&vec![PLAIN; ENCODED_BYTES_MAX + 1]), Err(DecodeError::TooLarge));
     }
 

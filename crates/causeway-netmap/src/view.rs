@@ -7,11 +7,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use crate::entries::{
-    GatewayEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry, PresenceEntry, ServiceEntry,
-    SiteEntry, SubjectEntry,
+    CommunityEntry, GatewayEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry, PresenceEntry,
+    ServiceEntry, SiteEntry, SubjectEntry, TunnelPeerEntry,
 };
 use crate::generation::Generation;
-use crate::names::{DnsName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
+use crate::names::{
+    CommunityName, DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName,
+};
 use crate::netmap::Netmap;
 
 /// All facts of a gateway at one generation.
@@ -26,9 +28,12 @@ pub struct NetmapView {
     pub policies: BTreeMap<PolicyName, PolicyEntry>,
     pub subjects: BTreeMap<ServerName, SubjectEntry>,
     pub nodes: BTreeMap<ServerName, NodeEntry>,
+    pub tunnel_peers: BTreeMap<GatewayName, TunnelPeerEntry>,
+    pub communities: BTreeMap<CommunityName, CommunityEntry>,
     names: HashMap<DnsName, DnsNameTarget>,
     presence_addresses: HashMap<PresenceIp, ServiceName>,
     subject_addresses: HashMap<IpAddr, ServerName>,
+    remote_subject_addresses: HashMap<IpAddr, ServerName>,
     /// Entries of kinds that this version does not know.
     pub unknown: usize,
     /// Entries of known kinds that cannot be used.
@@ -67,6 +72,11 @@ impl NetmapView {
     /// Returns the host of our own site that has an address.
     pub fn subject_at(&self, ip: IpAddr) -> Option<&SubjectEntry> {
         self.subjects.get(self.subject_addresses.get(&ip)?)
+    }
+
+    /// Returns the host of another site that has an address on the wire.
+    pub fn remote_subject_at(&self, ip: IpAddr) -> Option<&SubjectEntry> {
+        self.subjects.get(self.remote_subject_addresses.get(&ip)?)
     }
 
     /// Returns the first of these policies that allows the client, if any does. A policy that does not exist
@@ -111,7 +121,14 @@ impl NetmapView {
             }
             NetmapEntry::Subject(subject) => {
                 if let Some(ip) = subject.ip {
-                    self.subject_addresses.entry(ip).or_insert_with(|| subject.server.clone());
+                    // The gateway's own entry is the first of a netmap.
+                    let is_here = self.gateway.as_ref().is_none_or(|gateway| gateway.site == subject.site);
+                    let addresses = if is_here {
+                        &mut self.subject_addresses
+                    } else {
+                        &mut self.remote_subject_addresses
+                    };
+                    addresses.entry(ip).or_insert_with(|| subject.server.clone());
                 }
                 self.subjects.insert(subject.server.clone(), subject);
             }
@@ -122,6 +139,12 @@ impl NetmapView {
                         .or_insert_with(|| DnsNameTarget::Node(node.server.clone()));
                 }
                 self.nodes.insert(node.server.clone(), node);
+            }
+            NetmapEntry::TunnelPeer(peer) => {
+                self.tunnel_peers.insert(peer.gateway.clone(), peer);
+            }
+            NetmapEntry::Community(community) => {
+                self.communities.insert(community.name.clone(), community);
             }
         }
     }
@@ -143,7 +166,7 @@ mod tests {
             protocol: ServiceProtocol::Tcp,
             brokers: 0,
             names: vec![DnsName::new(name)],
-            home: "berlin".into(),
+            service_site: "berlin".into(),
             policies: vec!["p".into(), "missing".into()],
         })
     }
@@ -180,6 +203,34 @@ mod tests {
     }
 
     #[test]
+    fn a_host_of_another_site_is_never_taken_for_a_local_one() {
+        let gateway = NetmapEntry::Gateway(GatewayEntry {
+            name: "oslo-1".into(),
+            site: "oslo".into(),
+            ip: None,
+            presence_cidrs: Vec::new(),
+            priority: 0,
+            relay: false,
+            prefer: Default::default(),
+            tunnel_networks: Vec::new(),
+            mappings: Vec::new(),
+        });
+        let subject = |server: &str, site: &str, ip: &str| {
+            NetmapEntry::Subject(SubjectEntry {
+                server: server.into(),
+                site: site.into(),
+                ip: ip.parse().ok(),
+            })
+        };
+        let view = view(&[gateway, subject("a", "rome", "10.0.0.1"), subject("b", "oslo", "10.0.0.2")], &[]);
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let local = |text| view.subject_at(ip(text)).map(|subject| subject.server.as_str());
+        let remote = |text| view.remote_subject_at(ip(text)).map(|subject| subject.server.as_str());
+        assert_eq!((local("10.0.0.1"), remote("10.0.0.1")), (None, Some("a")));
+        assert_eq!((local("10.0.0.2"), remote("10.0.0.2")), (Some("b"), None));
+    }
+
+    #[test]
     fn nobody_is_allowed_who_is_not_named() {
         let policy = NetmapEntry::Policy(PolicyEntry {
             name: "p".into(),
@@ -187,6 +238,7 @@ mod tests {
             sites: vec!["oslo".into()],
             limits: None,
             http: vec![],
+            ports: vec![],
         });
         let view = view(&[policy, presence("cam", "198.18.0.1", "cam")], &[]);
         let cam = view.presences.get("cam").unwrap();

@@ -24,6 +24,50 @@ pub struct GatewayMessage {
     /// 0: auto, 1: speed, 2: survival. An older edge ignores it; a number it does not know reads as auto.
     #[prost(uint32, tag = "7")]
     pub prefer: u32,
+    /// An older gateway has no layer 3 and ignores this and the next field.
+    #[prost(string, repeated, tag = "8")]
+    pub tunnel_networks: Vec<String>,
+    #[prost(message, repeated, tag = "9")]
+    pub mappings: Vec<MappingMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct MappingMessage {
+    #[prost(string, tag = "1")]
+    pub subnet: String,
+    #[prost(string, tag = "2")]
+    pub seen_as: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct TunnelPeerMessage {
+    #[prost(string, tag = "1")]
+    pub site: String,
+    /// 32 bytes.
+    #[prost(bytes = "vec", tag = "2")]
+    pub public_key: Vec<u8>,
+    /// 1: ChaCha20-Poly1305, 2: AES-256-GCM. An entry with another number is not used.
+    #[prost(uint32, tag = "3")]
+    pub cipher: u32,
+    #[prost(string, repeated, tag = "4")]
+    pub endpoints: Vec<String>,
+    #[prost(string, repeated, tag = "5")]
+    pub networks: Vec<String>,
+    #[prost(bool, tag = "6")]
+    pub plain_wireguard: bool,
+    #[prost(bool, tag = "7")]
+    pub relay: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct CommunityMessage {
+    #[prost(string, repeated, tag = "1")]
+    pub members: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    pub policies: Vec<String>,
+    /// Only what the policies allow may cross, also when there are none.
+    #[prost(bool, tag = "3")]
+    pub is_narrowed: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -46,7 +90,7 @@ pub struct PresenceMessage {
     #[prost(string, repeated, tag = "4")]
     pub names: Vec<String>,
     #[prost(string, tag = "5")]
-    pub home: String,
+    pub service_site: String,
     #[prost(string, repeated, tag = "6")]
     pub policies: Vec<String>,
     /// An older gateway ignores it, and listens for no single broker.
@@ -128,6 +172,20 @@ pub struct PolicyMessage {
     /// Features that a gateway must support to apply this policy.
     #[prost(string, repeated, tag = "5")]
     pub requires: Vec<String>,
+    /// Always together with `ports` in `requires`: an older gateway would allow every port.
+    #[prost(message, repeated, tag = "6")]
+    pub ports: Vec<PortRuleMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct PortRuleMessage {
+    /// 1: TCP, 2: UDP, 3: ICMP and ICMPv6. A policy with another number allows no client.
+    #[prost(uint32, tag = "1")]
+    pub protocol: u32,
+    #[prost(uint32, tag = "2")]
+    pub first: u32,
+    #[prost(uint32, tag = "3")]
+    pub last: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -156,7 +214,7 @@ pub struct HttpRuleMessage {
 pub struct SubjectMessage {
     #[prost(string, tag = "1")]
     pub site: String,
-    /// Empty for a subject at another site: real addresses do not leave their site.
+    /// Empty for a subject at a site with which this gateway shares no community.
     #[prost(bytes = "vec", tag = "2")]
     pub ip: Vec<u8>,
 }

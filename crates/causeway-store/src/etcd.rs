@@ -25,6 +25,7 @@ use self::keys::EtcdKeys;
 use self::members::{EtcdFailure, EtcdMembers, RetryPolicy};
 use crate::backup::{BackupChunk, BackupHeader, ImportResult};
 use crate::hub::{HubRetention, WatchHub};
+use crate::sync::MutexExt;
 use crate::{Committed, EtcdTls, ListRange, Listing, Op, Revision, StoreError, StoreRecord, housekeeping};
 
 pub(crate) use self::watch::EtcdWatch;
@@ -180,8 +181,7 @@ impl Etcd {
 
     pub async fn close(&self) -> Result<(), StoreError> {
         self.shared.stop.cancel();
-        let tasks: Vec<_> =
-            std::mem::take(&mut *self.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        let tasks: Vec<_> = std::mem::take(&mut *self.tasks.lock_ignoring_poison());
         for task in tasks {
             // A task that panicked has logged it already.
             let _ = task.await;

@@ -5,11 +5,12 @@
 //! for late subscribers; `watch` reads older history.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
+use crate::sync::MutexExt;
 use crate::{Revision, StoreError, StoreEvent, WatchSignal};
 
 /// Pointers, not copies; a watcher this far behind is better off with a new list.
@@ -140,7 +141,7 @@ impl WatchHub {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_ignoring_poison()
     }
 }
 

@@ -28,3 +28,5 @@ pub use model::{
 pub use restore::RestoreTarget;
 pub use store::{BackupExport, Store};
 pub use watch::StoreWatch;
+
+use causeway_api::sync;

@@ -1,12 +1,14 @@
 //! Reads the changes of each collection from the source, once, and puts them into its ring.
 //!
 //! A reader starts with the first watcher of its collection. When the source ends its feed, the ring closes, its watchers
-//! end, and the next watcher starts a new reader; clients resume from the revision they saw, through `catch_up`.
+//! end, and the next watcher starts a new reader; clients resume from the revision they saw, through `catch_up`. It keeps no state
+//! that a new list could repair, so it does not load again as the followers of the store do (`causeway_store::follow`).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use causeway_api::Revision;
+use causeway_api::sync::MutexExt;
 use futures_util::FutureExt;
 use tokio::task::AbortHandle;
 
@@ -69,7 +71,7 @@ impl<S: WatchSource> CollectionReaders<S> {
 
     // A panic while the lock was held leaves a whole map: every change is one insertion or removal.
     fn lock(&self) -> MutexGuard<'_, HashMap<S::Collection, CollectionReader<S>>> {
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.readers.lock_ignoring_poison()
     }
 }
 

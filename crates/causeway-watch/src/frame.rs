@@ -3,12 +3,13 @@
 //! Without a selector the type of the event is that of the change. With one, an object that enters the selection was
 //! added and one that leaves it was deleted, whatever happened to it in the store.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use bytes::Bytes;
 use causeway_api::Revision;
 use causeway_api::request::media::ObjectView;
 use causeway_api::selector::Selector;
+use causeway_api::sync::MutexExt;
 use causeway_api::watch_event::{self, WatchEventType};
 
 use crate::ring::RingEntry;
@@ -104,7 +105,7 @@ impl<S: WatchSource> WatchFrame<S> {
             return plain.get_or_init(|| self.encode(format, event_type, headers, encoder)).clone();
         }
         let key = (*format, event_type, headers);
-        let views = || self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        let views = || self.views.lock_ignoring_poison();
         if let Some((_, line)) = views().iter().find(|(other, _)| *other == key) {
             return line.clone();
         }

@@ -5,10 +5,11 @@
 //! slot with a waker.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use causeway_api::Revision;
+use causeway_api::sync::MutexExt;
 
 /// The properties of an entry that the ring uses.
 pub trait RingEntry {
@@ -124,7 +125,7 @@ impl<T: RingEntry> Ring<T> {
 
     // A panic while the lock is held leaves a consistent state: every change is a few plain steps.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_ignoring_poison()
     }
 }
 
@@ -204,7 +205,7 @@ impl<T: RingEntry> Follower<T> {
 
 impl<T> Drop for Follower<T> {
     fn drop(&mut self) {
-        let mut state = self.ring.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.ring.state.lock_ignoring_poison();
         let waker = state.wakers[self.slot].take();
         state.free_slots.push(self.slot);
         drop(state);

@@ -87,6 +87,12 @@ pub trait WatchSource: Send + Sync + 'static {
         self.decode(collection, stored).is_some_and(|object| self.selects(selector, &object))
     }
 
+    /// Returns true if a watch may begin after a revision that the source has not reached. It is then silent until that
+    /// revision is passed, as at an API server that serves watches from a cache. Otherwise such a watch is refused with 410.
+    fn allows_future_revision(&self) -> bool {
+        false
+    }
+
     /// Reports that the reader of a collection ended. Its watchers end too, and resume with a new reader.
     fn reader_ended(&self, collection: &Self::Collection, error: &Self::Error);
 

@@ -287,7 +287,7 @@ async fn open_stage<S: WatchSource>(
         }
         WatchStart::After(after) => {
             let current = source.revision().await?;
-            if after > current {
+            if after > current && !source.allows_future_revision() {
                 return Ok(failed(Some(too_large(after, current))));
             }
             if let Some(follower) = ring.follow(after) {

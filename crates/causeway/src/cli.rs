@@ -4,8 +4,8 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    apply, audit, backup, ca, check_config, cloud, completions, delete, demo, describe, doctor, edge, get,
-    kubeconfig, restore, revoke, status, token, version,
+    apply, audit, backup, ca, cache, check_config, cloud, completions, delete, demo, describe, doctor, edge,
+    get, kubeconfig, restore, revoke, status, token, version,
 };
 
 const STYLES: Styles = Styles::styled()
@@ -46,6 +46,7 @@ pub enum CliCommand {
     Status(status::Args),
     Doctor(doctor::Args),
     Audit(audit::Args),
+    Cache(cache::Args),
     // Access: tokens, kubeconfigs, revocation and the CA.
     Token(token::Args),
     Kubeconfig(kubeconfig::Args),

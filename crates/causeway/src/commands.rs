@@ -4,6 +4,7 @@ pub mod apply;
 pub mod audit;
 pub mod backup;
 pub mod ca;
+pub mod cache;
 pub mod check_config;
 pub mod cloud;
 pub mod completions;
@@ -46,6 +47,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Status(arguments) => status::run(arguments).await,
         CliCommand::Doctor(arguments) => doctor::run(arguments).await,
         CliCommand::Audit(arguments) => audit::run(arguments).await,
+        CliCommand::Cache(arguments) => cache::run(arguments).await,
         CliCommand::Token(arguments) => token::run(arguments).await,
         CliCommand::Kubeconfig(arguments) => kubeconfig::run(arguments).await,
         CliCommand::Revoke(arguments) => revoke::run(arguments).await,

@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 use crate::duration::HumanDuration;
 use crate::output;
 use crate::problem::ManifestProblem;
-pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer};
+pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer, TunnelLayer};
 pub use reload::{Applies, Change, changes};
 pub use values::{
     AdvertisedEndpoint, DnsListen, NameServer, PresenceModeSetting, PresencePort, ProxySetting, ServerName,
@@ -69,6 +69,8 @@ pub struct Config {
     pub cloud: CloudSettings,
     pub edge: EdgeSettings,
     pub gateway: GatewaySettings,
+    pub tunnel: TunnelSettings,
+    pub kubernetes: KubernetesSettings,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -108,6 +110,8 @@ pub struct CloudSettings {
     /// Streams that a peer may have open on one link, and the bytes it may send on each before they are read.
     pub streams_max: Setting<NonZeroU32>,
     pub stream_window_bytes: Setting<NonZeroU32>,
+    /// The kubeconfig of the cluster whose API edges have a copy of.
+    pub kubernetes: Setting<Option<PathBuf>>,
     pub drain: Setting<HumanDuration>,
 }
 
@@ -138,6 +142,22 @@ pub struct GatewaySettings {
     /// that is denied; and those that are not dialled. The most specific rule decides.
     pub backends_allow: Setting<Vec<BackendRule>>,
     pub backends_deny: Setting<Vec<BackendRule>>,
+}
+
+/// Settings of layer 3, which both roles run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TunnelSettings {
+    pub off: Setting<bool>,
+    pub listen: Setting<std::net::SocketAddr>,
+    pub mtu: Setting<Option<u16>>,
+    pub device: Setting<String>,
+}
+
+/// The Kubernetes API at an edge.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KubernetesSettings {
+    pub listen: Setting<std::net::SocketAddr>,
+    pub unused: Setting<HumanDuration>,
 }
 
 impl Config {
@@ -201,6 +221,7 @@ impl Config {
                 links_max: pick!(defaults::LINKS_MAX, cloud.links_max),
                 streams_max: pick!(defaults::STREAMS_MAX, cloud.streams_max),
                 stream_window_bytes: pick!(defaults::STREAM_WINDOW_BYTES, cloud.stream_window_bytes),
+                kubernetes: pick_optional!(cloud.kubernetes),
                 drain: pick!(defaults::DRAIN, cloud.drain),
             },
             edge: EdgeSettings {
@@ -218,6 +239,16 @@ impl Config {
                 entry_tls: pick_optional!(gateway.entry_tls),
                 backends_allow: pick!(Vec::new(), gateway.backends_allow),
                 backends_deny: pick!(Vec::new(), gateway.backends_deny),
+            },
+            tunnel: TunnelSettings {
+                off: pick!(defaults::TUNNEL_OFF, tunnel.off),
+                listen: pick!(defaults::TUNNEL_LISTEN, tunnel.listen),
+                mtu: pick_optional!(tunnel.mtu),
+                device: pick!(defaults::TUNNEL_DEVICE.to_owned(), tunnel.device),
+            },
+            kubernetes: KubernetesSettings {
+                listen: pick!(defaults::KUBERNETES_LISTEN, kubernetes.listen),
+                unused: pick!(defaults::KUBERNETES_UNUSED, kubernetes.unused),
             },
         }
     }
@@ -249,6 +280,15 @@ impl Config {
             dns.len() < 2 || !dns.contains(&DnsListen::Off),
             "`dns` is off and has addresses: write one or the other"
         );
+        let mtu = self.tunnel.mtu.value.unwrap_or(MTU_MIN);
+        anyhow::ensure!(mtu >= MTU_MIN, "`mtu` of the tunnel is {mtu}: at least {MTU_MIN} bytes are needed");
+        let device = &self.tunnel.device.value;
+        let is_letter = |letter: char| letter.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&letter);
+        anyhow::ensure!(
+            (1..=DEVICE_NAME_MAX).contains(&device.len())
+                && device.replacen("%d", "0", 1).chars().all(is_letter),
+            "`device` of the tunnel is {device:?}: use 1 to {DEVICE_NAME_MAX} letters, digits, '-', '_' or '.', and `%d` for a number"
+        );
         Ok(())
     }
 
@@ -276,7 +316,7 @@ impl Config {
             "handshakes-per-address" => cloud.handshakes_per_address,
             "half-open-max" => cloud.half_open_max, "links-max" => cloud.links_max,
             "streams-max" => cloud.streams_max, "stream-window-bytes" => cloud.stream_window_bytes,
-            "drain" => cloud.drain,
+            "kubernetes" => cloud.kubernetes, "drain" => cloud.drain,
         );
         let edge = &self.edge;
         show!("edge",
@@ -289,6 +329,12 @@ impl Config {
             "entry-http" => gateway.entry_http, "entry-tls" => gateway.entry_tls,
             "backends-allow" => gateway.backends_allow, "backends-deny" => gateway.backends_deny,
         );
+        let tunnel = &self.tunnel;
+        show!("tunnel",
+            "off" => tunnel.off, "listen" => tunnel.listen, "mtu" => tunnel.mtu, "device" => tunnel.device,
+        );
+        let kubernetes = &self.kubernetes;
+        show!("kubernetes", "listen" => kubernetes.listen, "unused" => kubernetes.unused);
         all
     }
 
@@ -325,6 +371,11 @@ impl Config {
         Value::Object(sections)
     }
 }
+
+/// Every IPv4 host accepts packets of this size (RFC 791, section 3.1).
+const MTU_MIN: u16 = 576;
+/// The kernel's IFNAMSIZ, without the final zero.
+const DEVICE_NAME_MAX: usize = 15;
 
 /// Reads one file; a mistake is shown at its place.
 pub fn read(path: &Path) -> anyhow::Result<Layer> {

@@ -1,4 +1,4 @@
-//! The cloud of the simulation: the real roster, the real senders of netmaps, and a store that outlives it.
+//! The cloud of the simulation: the real session table, the real senders of netmaps, and a store that outlives it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ pub struct Cloud {
     /// Counts its starts.
     pub life: u64,
     pub is_up: bool,
-    /// A gateway's session is where its link is in the world.
-    pub roster: SessionTable<usize, usize>,
+    /// A gateway's session is where its link is in the simulation.
+    pub sessions: SessionTable<usize, usize>,
     /// By link.
     pub senders: HashMap<usize, NetmapSendState>,
     /// The number of a link's session.
@@ -29,7 +29,7 @@ impl Cloud {
         Cloud {
             life: 0,
             is_up: true,
-            roster: SessionTable::new(1000),
+            sessions: SessionTable::new(1000),
             senders: HashMap::new(),
             numbers: HashMap::new(),
             store_epoch: 1,
@@ -41,7 +41,7 @@ impl Cloud {
     pub fn kill(&mut self) {
         self.is_up = false;
         self.life += 1;
-        self.roster = SessionTable::new(1000);
+        self.sessions = SessionTable::new(1000);
         self.senders.clear();
         self.numbers.clear();
     }

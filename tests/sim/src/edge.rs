@@ -17,7 +17,7 @@ pub struct Edge {
     pub receiver: NetmapReceiver,
     /// The netmap that a restart finds.
     pub disk: Option<Arc<Netmap>>,
-    /// Its links in this life, by the supervisor's number: where they are in the world.
+    /// Its links in this life, by the supervisor's number: where they are in the simulation.
     pub links: HashMap<LinkId, usize>,
     /// Nothing at all passes before this moment.
     pub cut_until: Instant,

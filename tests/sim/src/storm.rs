@@ -16,7 +16,7 @@ use causeway_channel::session::{
     AllowedTransports, AttemptFailure, LinkId, Supervisor, SupervisorAction, WelcomedSession,
 };
 
-use crate::dice::Dice;
+use testlab::random::SeededRandom;
 
 /// The parameters of a run.
 #[derive(Debug, Clone)]
@@ -103,12 +103,12 @@ struct Dial {
     is_over: bool,
 }
 
-struct World<'a> {
+struct Simulation<'a> {
     storm: &'a Storm,
     start: Instant,
     now: Instant,
     life: usize,
-    dice: Dice,
+    random: SeededRandom,
     events: BinaryHeap<Reverse<(Instant, u64, Event)>>,
     number: u64,
     edges: Vec<Edge>,
@@ -131,12 +131,12 @@ impl Storm {
     pub fn run(&self, seed: u64) -> Outcome {
         let start = Instant::now();
         let pace = HandshakeConcurrency::new(HALF_OPEN_MAX);
-        let mut world = World {
+        let mut simulation = Simulation {
             storm: self,
             start,
             now: start,
             life: 0,
-            dice: Dice::new(seed),
+            random: SeededRandom::new(seed),
             events: BinaryHeap::new(),
             number: 0,
             edges: Vec::new(),
@@ -151,15 +151,16 @@ impl Storm {
             hinted: HINT_FROM,
             outcome: Outcome::default(),
         };
-        world.gather();
-        world.play();
-        world.outcome.refused_once = world.edges.iter().filter(|edge| edge.refusals == 1).count();
-        world.outcome.refused_more_than_once = world.edges.iter().filter(|edge| edge.refusals > 1).count();
-        world.outcome
+        simulation.gather();
+        simulation.play();
+        simulation.outcome.refused_once = simulation.edges.iter().filter(|edge| edge.refusals == 1).count();
+        simulation.outcome.refused_more_than_once =
+            simulation.edges.iter().filter(|edge| edge.refusals > 1).count();
+        simulation.outcome
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Gives every edge a session of long standing, which it loses now.
     fn gather(&mut self) {
         let long_ago = self.start - Duration::from_secs(60);
@@ -196,7 +197,7 @@ impl World<'_> {
             let edge = &mut self.edges[number];
             (edge.is_called, edge.refusals) = (false, 0);
             if std::mem::take(&mut edge.is_back) {
-                let noticed = self.dice.between(0, PING_MS);
+                let noticed = self.random.millis(0, PING_MS);
                 self.at(noticed, Event::Lost(number));
             }
         }
@@ -230,16 +231,16 @@ impl World<'_> {
             match event {
                 Event::Lost(edge) => {
                     let link = self.edges[edge].machine.current().unwrap();
-                    let dice = self.dice.part();
-                    self.edges[edge].machine.handle_closed(at, link, CloseCode::Dead, dice);
+                    let jitter = self.random.fraction();
+                    self.edges[edge].machine.handle_closed(at, link, CloseCode::Dead, jitter);
                     self.act(edge);
                 }
                 Event::Timer(edge) => {
                     // Later timers replace earlier ones; keepalives are not played.
                     let machine = &self.edges[edge].machine;
                     if machine.current().is_none() && machine.next_timeout().is_some_and(|due| due <= at) {
-                        let dice = self.dice.part();
-                        self.edges[edge].machine.handle_timeout(at, dice);
+                        let jitter = self.random.fraction();
+                        self.edges[edge].machine.handle_timeout(at, jitter);
                         self.act(edge);
                     }
                 }
@@ -375,8 +376,8 @@ impl World<'_> {
         }
         self.dials[dial].is_over = true;
         self.edges[edge].dial = None;
-        let dice = self.dice.part();
-        self.edges[edge].machine.handle_failed(self.now, link, failure, dice);
+        let jitter = self.random.fraction();
+        self.edges[edge].machine.handle_failed(self.now, link, failure, jitter);
         self.act(edge);
     }
 

@@ -4,9 +4,8 @@
 
 pub mod causeway;
 pub mod etcd;
-pub mod https;
-
-pub mod dice;
 pub mod fleet;
+pub mod https;
 pub mod net;
+pub mod random;
 pub mod relay;

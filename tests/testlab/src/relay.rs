@@ -155,7 +155,7 @@ impl State {
 
 impl Control {
     fn new(seed: u64) -> Control {
-        // Each direction has dice of its own, so that traffic one way does not change the fate of the other.
+        // Each direction has random of its own, so that traffic one way does not change the fate of the other.
         let line = |seed| Mutex::new(Line::new(seed));
         Control { up: line(seed), down: line(!seed), state: watch::Sender::new(State::default()) }
     }

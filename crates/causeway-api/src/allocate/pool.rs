@@ -14,7 +14,7 @@ use crate::object_set::ObjectSet;
 
 /// The addresses that a site can allocate. Cheap to create: the taken addresses are read only when needed.
 pub struct AddressPool<'a> {
-    world: &'a ObjectSet,
+    objects: &'a ObjectSet,
     site: &'a str,
     ranges: Vec<IpNet>,
     /// Addresses that no presence may have: each gateway's own address, and the first and last of its ranges.
@@ -25,12 +25,12 @@ pub struct AddressPool<'a> {
 }
 
 impl<'a> AddressPool<'a> {
-    pub fn of(world: &'a ObjectSet, site: &'a str) -> AddressPool<'a> {
-        let gateways = in_order(world, site);
+    pub fn of(objects: &'a ObjectSet, site: &'a str) -> AddressPool<'a> {
+        let gateways = in_order(objects, site);
         let ranges: Vec<IpNet> =
             AddressFamily::ALL.into_iter().filter_map(|family| range(&gateways, family)).collect();
         let next = ranges.iter().map(|range| number(range.network())).collect();
-        AddressPool { world, site, ranges, reserved: reserved(&gateways), taken: None, next }
+        AddressPool { objects, site, ranges, reserved: reserved(&gateways), taken: None, next }
     }
 
     /// Returns the address families of the site.
@@ -46,7 +46,7 @@ impl<'a> AddressPool<'a> {
     pub fn is_full(&mut self, family: AddressFamily) -> bool {
         let Some(range) = self.range(family) else { return true };
         let hosts = number(range.broadcast()) - number(range.network());
-        let used = self.world.presence_count(self.site) + self.reserved.len();
+        let used = self.objects.presence_count(self.site) + self.reserved.len();
         used as u128 >= hosts && self.take(family, &FreedAddresses::default(), &HashSet::new()).is_none()
     }
 
@@ -59,9 +59,9 @@ impl<'a> AddressPool<'a> {
     ) -> Option<IpAddr> {
         let index = self.ranges.iter().position(|range| AddressFamily::of(range.network()) == family)?;
         let range = self.ranges[index];
-        let (world, site) = (self.world, self.site);
+        let (objects, site) = (self.objects, self.site);
         let taken = self.taken.get_or_insert_with(|| {
-            world.presences_at(site).filter_map(|presence| presence.ip_addr()).collect()
+            objects.presences_at(site).filter_map(|presence| presence.ip_addr()).collect()
         });
         let is_free = |ip: &IpAddr| !self.reserved.contains(ip) && !taken.contains(ip) && !avoid.contains(ip);
         let fresh = (self.next[index]..=number(range.broadcast()))
@@ -78,8 +78,8 @@ impl<'a> AddressPool<'a> {
 }
 
 /// Returns the gateways of a site, the active one first: the highest priority, then the name.
-fn in_order<'a>(world: &'a ObjectSet, site: &str) -> Vec<&'a EGateway> {
-    let mut gateways: Vec<&EGateway> = world.gateways_at(site).collect();
+fn in_order<'a>(objects: &'a ObjectSet, site: &str) -> Vec<&'a EGateway> {
+    let mut gateways: Vec<&EGateway> = objects.gateways_at(site).collect();
     gateways.sort_by_key(|gateway| (-gateway.priority, &gateway.metadata.name));
     gateways
 }

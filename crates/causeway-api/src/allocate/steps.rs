@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use super::{AddressFamily, AddressPool, FreedAddresses, MADE_BY, MADE_LABEL, is_made, name};
+use crate::conditions;
 use crate::kinds::{EGateway, VirtualPresence};
 use crate::meta::ObjectMeta;
 use crate::object_set::ObjectSet;
@@ -57,27 +58,28 @@ pub struct PendingAllocations {
 
 /// Returns all steps that a site needs.
 pub fn steps(
-    world: &ObjectSet,
+    objects: &ObjectSet,
     freed: &FreedAddresses,
     claims: &PendingAllocations,
     site: &str,
 ) -> Vec<AllocationStep> {
-    let wanted: BTreeSet<&str> = world
+    let wanted: BTreeSet<&str> = objects
         .exposes_at(site)
+        .filter(|expose| conditions::not_carried(objects, expose).is_none())
         .map(|expose| expose.e_service_name.as_str())
-        .filter(|service| world.service(service).is_some())
+        .filter(|service| objects.service(service).is_some())
         .collect();
     let mut present: BTreeMap<&str, Vec<&VirtualPresence>> = BTreeMap::new();
-    for found in world.presences_at(site) {
+    for found in objects.presences_at(site) {
         present.entry(&found.e_service_name).or_default().push(found);
     }
     let mut draft = Draft {
-        world,
+        objects,
         freed,
         claims,
         site,
-        gateways: world.gateways_at(site).collect(),
-        pool: AddressPool::of(world, site),
+        gateways: objects.gateways_at(site).collect(),
+        pool: AddressPool::of(objects, site),
         steps: Vec::new(),
     };
     let none = Vec::new();
@@ -91,7 +93,7 @@ pub fn steps(
 }
 
 struct Draft<'a> {
-    world: &'a ObjectSet,
+    objects: &'a ObjectSet,
     freed: &'a FreedAddresses,
     claims: &'a PendingAllocations,
     site: &'a str,
@@ -146,7 +148,7 @@ impl Draft<'_> {
     fn make(&mut self, service: &str, family: AddressFamily) {
         let name = name(service, self.site, family);
         // A name that another object has is reported by a condition.
-        if self.claims.presences.contains(&name) || self.world.presence(&name).is_some() {
+        if self.claims.presences.contains(&name) || self.objects.presence(&name).is_some() {
             return;
         }
         if let Some(ip) = self.pool.take(family, self.freed, &self.claims.addresses) {

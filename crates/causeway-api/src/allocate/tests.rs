@@ -12,7 +12,7 @@ use crate::object_set::ObjectSet;
 /// A small store: executes the steps of one site and records freed addresses.
 #[derive(Default)]
 struct Lab {
-    world: ObjectSet,
+    objects: ObjectSet,
     freed: FreedAddresses,
     moment: u64,
 }
@@ -26,7 +26,7 @@ impl Lab {
 
     fn put(&mut self, kind: Kind, name: &str, mut value: Value) {
         value["metadata"] = json!({"name": name});
-        self.world.insert(Object::decode(kind, value).unwrap().object);
+        self.objects.insert(Object::decode(kind, value).unwrap().object);
     }
 
     fn expose(&mut self, service: &str) {
@@ -36,7 +36,7 @@ impl Lab {
     }
 
     fn hide(&mut self, service: &str) {
-        self.world.remove(Kind::ServiceExpose, service).unwrap();
+        self.objects.remove(Kind::ServiceExpose, service).unwrap();
         self.reconcile();
     }
 
@@ -49,21 +49,21 @@ impl Lab {
     }
 
     fn missing(&self) -> Vec<AllocationStep> {
-        steps(&self.world, &self.freed, &PendingAllocations::default(), "oslo")
+        steps(&self.objects, &self.freed, &PendingAllocations::default(), "oslo")
     }
 
     fn round(&mut self) {
         for step in self.missing() {
             self.moment += 1;
-            let old = self.world.remove(Kind::VirtualPresence, step.presence());
+            let old = self.objects.remove(Kind::VirtualPresence, step.presence());
             if let Some(Object::VirtualPresence(old)) = &old {
                 self.freed.note("oslo", old.ip_addr().unwrap(), self.moment);
             }
             match (step, old) {
-                (AllocationStep::Make(presence), None) => self.world.insert((*presence).into()),
+                (AllocationStep::Make(presence), None) => self.objects.insert((*presence).into()),
                 (AllocationStep::Renumber { to, .. }, Some(Object::VirtualPresence(mut presence))) => {
                     presence.virtual_ip = to.to_string();
-                    self.world.insert(presence.into());
+                    self.objects.insert(presence.into());
                 }
                 (AllocationStep::Remove { .. }, Some(_)) => {}
                 (step, old) => panic!("{step:?} of {old:?}"),
@@ -73,7 +73,7 @@ impl Lab {
 
     fn addresses(&self) -> BTreeMap<String, Vec<String>> {
         let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for presence in self.world.all::<VirtualPresence>() {
+        for presence in self.objects.all::<VirtualPresence>() {
             found.entry(presence.e_service_name.clone()).or_default().push(presence.virtual_ip.clone());
         }
         found.values_mut().for_each(|addresses| addresses.sort());
@@ -168,7 +168,7 @@ fn a_changed_range_renumbers_and_a_missing_gateway_does_not() {
     let mut lab = Lab::new("10.0.0.0/24");
     lab.expose("a");
     lab.expose("b");
-    lab.world.remove(Kind::EGateway, "gw");
+    lab.objects.remove(Kind::EGateway, "gw");
     lab.reconcile();
     lab.check(&[("a", &["10.0.0.1"]), ("b", &["10.0.0.2"])]);
     lab.put(Kind::EGateway, "gw", json!({"eSiteName": "oslo", "virtualPresenceIPcidr": "10.9.0.0/24"}));
@@ -191,7 +191,7 @@ fn two_exposures_share_a_presence_until_both_are_gone() {
     lab.reconcile();
     lab.check(&[]);
     lab.expose("web");
-    lab.world.remove(Kind::EService, "web");
+    lab.objects.remove(Kind::EService, "web");
     lab.reconcile();
     lab.check(&[]);
 }
@@ -208,7 +208,7 @@ fn what_is_under_way_is_not_done_twice() {
         presences: [name("web", "oslo", AddressFamily::V4)].into(),
         addresses: ["10.0.0.1".parse().unwrap()].into(),
     };
-    let steps = steps(&lab.world, &lab.freed, &claims, "oslo");
+    let steps = steps(&lab.objects, &lab.freed, &claims, "oslo");
     let [AllocationStep::Make(mail)] = steps.as_slice() else { panic!("{steps:?}") };
     assert_eq!((mail.e_service_name.as_str(), mail.virtual_ip.as_str()), ("mail", "10.0.0.2"));
     assert!(is_made(mail) && Object::from((**mail).clone()).validate(None).is_empty());

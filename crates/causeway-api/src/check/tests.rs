@@ -28,7 +28,7 @@ fn objects_with_nothing_wrong_are_taken() {
     for kind in Kind::SERVED {
         check(kind, json!({}), &[]);
     }
-    for protocol in ["TCP", "UDP", "HTTP", "HTTPS", "GRPC", "KAFKA"] {
+    for protocol in ["TCP", "UDP", "HTTP", "HTTPS", "GRPC", "KAFKA", "IP"] {
         check(Kind::EService, json!({"protocol": protocol}), &[]);
     }
     check(Kind::EService, json!({"ip": null, "domainName": "EServiceNginx"}), &[]);
@@ -51,6 +51,18 @@ fn objects_with_nothing_wrong_are_taken() {
     );
     check(Kind::ESite, json!({"metadata": {"generateName": "site-"}}), &[]);
     check(Kind::VirtualPresence, json!({"virtualIp": "fd00::5"}), &[]);
+}
+
+#[test]
+fn a_cached_resource_names_version_and_plural() {
+    let site = |cached: Value, expected: &[&str]| check(Kind::ESite, json!({"cache": [cached]}), expected);
+    site(json!({"resource": "v1/configmaps", "namespace": "shop", "labelSelector": "tier in (a, b)"}), &[]);
+    site(json!({"resource": "apps/v1/deployments", "fieldSelector": "metadata.name=a"}), &[]);
+    site(json!({}), &["cache[0].resource: Required value"]);
+    site(json!({"resource": "pods"}), &["cache[0].resource: Invalid value"]);
+    site(json!({"resource": "v1/../secrets"}), &["cache[0].resource: Invalid value"]);
+    site(json!({"resource": "v1/pods", "namespace": "a/b"}), &["cache[0].namespace: Invalid value"]);
+    site(json!({"resource": "v1/pods", "labelSelector": "=("}), &["cache[0].labelSelector: Invalid value"]);
 }
 
 #[test]
@@ -385,4 +397,95 @@ fn check(kind: Kind, change: Value, expected: &[&str]) {
     for (error, expected) in errors.iter().zip(expected) {
         assert!(error.contains(expected), "{error}\ndoes not say\n{expected}");
     }
+}
+
+#[test]
+fn fields_of_layer_3_have_their_rules() {
+    let key = crate::layer3::show_key(&[7; 32]);
+    check(Kind::ESite, json!({"mappedSubnets": [{"subnet": "10.0.0.0/24", "as": "100.64.7.0/24"}]}), &[]);
+    check(
+        Kind::ESite,
+        json!({"mappedSubnets": [{"subnet": "10.0.0.0/24", "as": "100.64.0.0/23"}]}),
+        &[
+            "mappedSubnets[0].as: Invalid value: \"100.64.0.0/23\": it must have the address family and the prefix length of 10.0.0.0/24",
+        ],
+    );
+    check(
+        Kind::ESite,
+        json!({"mappedSubnets": [{"subnet": "10.0.0.0/24"}]}),
+        &["mappedSubnets[0].as: Required value: a network and its prefix length"],
+    );
+    check(
+        Kind::ESite,
+        json!({"mappedSubnets": [
+            {"subnet": "10.0.0.0/24", "as": "100.64.7.0/24"}, {"subnet": "10.0.1.0/24", "as": "100.64.7.0/24"}
+        ]}),
+        &[
+            "mappedSubnets[1]: Invalid value: \"10.0.1.0/24\": it overlaps the mapping of 10.0.0.0/24 as 100.64.7.0/24: \
+           an address has one other address",
+        ],
+    );
+    check(
+        Kind::EGateway,
+        json!({"publicKey": key, "endpoint": "203.0.113.7:51820", "subnets": ["10.9.0.0/24"]}),
+        &[],
+    );
+    check(Kind::EGateway, json!({"publicKey": key, "endpoint": "wg.example.org:51820"}), &[]);
+    check(
+        Kind::EGateway,
+        json!({"publicKey": key}),
+        &[
+            "endpoint: Required value: a plain WireGuard peer has a public key and an endpoint, for example 203.0.113.7:51820",
+        ],
+    );
+    check(
+        Kind::EGateway,
+        json!({"endpoint": "203.0.113.7:51820"}),
+        &[
+            "publicKey: Required value: a plain WireGuard peer has an endpoint and a public key; a Causeway gateway has neither",
+        ],
+    );
+    check(
+        Kind::EGateway,
+        json!({"publicKey": "AAAA", "endpoint": "203.0.113.7"}),
+        &[
+            "publicKey: Invalid value: \"AAAA\": write the public key as base64 of 32 bytes, 44 characters, as `wg pubkey` prints it",
+            "endpoint: Invalid value: \"203.0.113.7\": write an address or a name, and a port, for example 203.0.113.7:51820 or [2001:db8::7]:51820",
+        ],
+    );
+    check(Kind::EPolicy, json!({"ports": ["tcp/443", "udp/5000-5100", "icmp"]}), &[]);
+    for (rule, why) in [
+        (
+            "443",
+            "write tcp or udp, a slash and a port or a range, or icmp; for example tcp/443, udp/5000-5100, icmp",
+        ),
+        (
+            "sctp/1",
+            "write tcp or udp, a slash and a port or a range, or icmp; for example tcp/443, udp/5000-5100, icmp",
+        ),
+        ("tcp/0", "a port is 1 to 65535"),
+        ("tcp/+5", "a port is 1 to 65535"),
+        ("udp/10-5", "the first port of a range is not above the last"),
+        ("icmp/8", "icmp has no ports: write icmp alone"),
+    ] {
+        let expected = format!("ports[0]: Invalid value: \"{rule}\": {why}");
+        check(Kind::EPolicy, json!({"ports": [rule]}), &[expected.as_str()]);
+    }
+    check(Kind::ECommunity, json!({"mapFrom": "100.64.0.0/10", "ePolicys": ["p"]}), &[]);
+    check(
+        Kind::ECommunity,
+        json!({"mapFrom": "0.0.0.0/0"}),
+        &[
+            "mapFrom: Invalid value: \"0.0.0.0/0\": the prefix length of a range for mapped networks is 8 to 30",
+        ],
+    );
+    check(Kind::ServiceExpose, json!({"mode": "translate"}), &[]);
+    check(
+        Kind::EService,
+        json!({"protocol": "IP", "healthCheck": {}, "proxyProtocol": true}),
+        &[
+            "healthCheck: Forbidden: a service of protocol IP: the gateway opens no connection to check",
+            "proxyProtocol: Forbidden: a IP backend cannot read a PROXY protocol header",
+        ],
+    );
 }

@@ -49,6 +49,11 @@ impl Findings {
         self.set(about, ConditionStatus::False, reason, message.into());
     }
 
+    /// Removes a condition that does not apply to the object any more.
+    pub(super) fn forgets(&mut self, about: &str) {
+        self.conditions.retain(|condition| condition.kind != about);
+    }
+
     /// Counts a failed condition that is written elsewhere for `Ready`.
     pub(super) fn fails_ready(&mut self, reason: &str, message: &str) {
         self.failed.push((reason.into(), message.into()));

@@ -32,11 +32,11 @@ pub(super) fn requires_connection(findings: &mut Findings, gateway: &EGateway) {
 /// Sites without gateways are reported by another condition.
 pub(super) fn gateways_connected<'a>(
     findings: &mut Findings,
-    world: &ObjectSet,
+    objects: &ObjectSet,
     sites: impl IntoIterator<Item = &'a str>,
 ) {
     let is_away = |site: &&str| {
-        let mut gateways = world.gateways_at(site).peekable();
+        let mut gateways = objects.gateways_at(site).peekable();
         gateways.peek().is_some() && !gateways.any(is_connected)
     };
     let sites: BTreeSet<&str> = sites.into_iter().collect();

@@ -12,17 +12,17 @@ use crate::kinds::ServiceExpose;
 use crate::object_set::ObjectSet;
 
 /// Tells whether the exposure has its DNS name at a site, or an older exposure of another service has it.
-pub fn holds_name(world: &ObjectSet, expose: &ServiceExpose, site: &str) -> bool {
+pub fn holds_name(objects: &ObjectSet, expose: &ServiceExpose, site: &str) -> bool {
     let at_site = |rival: &&ServiceExpose| rival.e_sites.iter().any(|name| name == site);
-    preceding(world, expose).find(at_site).is_none()
+    preceding(objects, expose).find(at_site).is_none()
 }
 
-pub(super) fn name_is_free(findings: &mut Findings, world: &ObjectSet, expose: &ServiceExpose) {
+pub(super) fn name_is_free(findings: &mut Findings, objects: &ObjectSet, expose: &ServiceExpose) {
     let name = expose.dns_name.as_str();
     if name.is_empty() {
         return findings.holds(NAME_FREE, "NoName");
     }
-    if let Some(node) = world.servers_named(name).find(|server| !server.ports.is_empty()) {
+    if let Some(node) = objects.servers_named(name).find(|server| !server.ports.is_empty()) {
         let message = format!(
             "{name} is the name of EServer {}, which has precedence wherever it can be reached",
             node.metadata.name
@@ -30,7 +30,7 @@ pub(super) fn name_is_free(findings: &mut Findings, world: &ObjectSet, expose: &
         return findings.fails(NAME_FREE, "NameConflict", message);
     }
     let ours: BTreeSet<&String> = expose.e_sites.iter().collect();
-    for preceding_expose in preceding(world, expose) {
+    for preceding_expose in preceding(objects, expose) {
         let shared: Vec<&str> =
             preceding_expose.e_sites.iter().filter(|site| ours.contains(site)).map(String::as_str).collect();
         if !shared.is_empty() {
@@ -46,14 +46,17 @@ pub(super) fn name_is_free(findings: &mut Findings, world: &ObjectSet, expose: &
 
 /// Exposures of other services with the same name that take precedence. Two exposures of one service lead to
 /// the same backends.
-fn preceding<'a>(world: &'a ObjectSet, expose: &'a ServiceExpose) -> impl Iterator<Item = &'a ServiceExpose> {
+fn preceding<'a>(
+    objects: &'a ObjectSet,
+    expose: &'a ServiceExpose,
+) -> impl Iterator<Item = &'a ServiceExpose> {
     let age = |expose: &ServiceExpose| {
         let created = expose.metadata.creation_timestamp.map(|created| created.as_second());
         // An exposure that is not stored yet is the youngest.
         (created.unwrap_or(i64::MAX), expose.metadata.name.clone())
     };
     let own = age(expose);
-    world
+    objects
         .exposes_named(&expose.dns_name)
         .filter(move |other| other.e_service_name != expose.e_service_name && age(other) < own)
 }

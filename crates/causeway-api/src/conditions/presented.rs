@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use super::PRESENTED;
 use super::findings::Findings;
+use super::layer3::not_carried;
 use crate::allocate::{AddressFamily, AddressPool, name};
 use crate::kinds::{EGateway, ServiceExpose, VirtualPresence};
 use crate::object_set::ObjectSet;
@@ -21,27 +22,30 @@ struct Gap {
 
 /// Sites without gateways and missing services are reported by other conditions; here they only count as not
 /// presented.
-pub(super) fn presented(findings: &mut Findings, world: &ObjectSet, expose: &ServiceExpose) {
+pub(super) fn presented(findings: &mut Findings, objects: &ObjectSet, expose: &ServiceExpose) {
     let service = expose.e_service_name.as_str();
-    if world.service(service).is_none() {
+    if objects.service(service).is_none() {
         return findings.fails_aside(
             PRESENTED,
             "ServiceMissing",
             format!("EService {service} does not exist"),
         );
     }
+    if let Some((reason, message)) = not_carried(objects, expose) {
+        return findings.fails(PRESENTED, reason, message);
+    }
     let mut found: BTreeMap<&str, Vec<&VirtualPresence>> = BTreeMap::new();
-    for presence in world.presences_of(service) {
+    for presence in objects.presences_of(service) {
         found.entry(&presence.e_site_name).or_default().push(presence);
     }
     let (none, mut shown, mut gaps, mut bare) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for site in &expose.e_sites {
-        let gateways: Vec<&EGateway> = world.gateways_at(site).collect();
+        let gateways: Vec<&EGateway> = objects.gateways_at(site).collect();
         if gateways.is_empty() {
             bare += 1;
             continue;
         }
-        match at_site(world, service, site, &gateways, found.get(site.as_str()).unwrap_or(&none)) {
+        match at_site(objects, service, site, &gateways, found.get(site.as_str()).unwrap_or(&none)) {
             Ok(addresses) => shown.push(format!("{site} {}", join(&addresses, ", "))),
             Err(gap) => gaps.push(gap),
         }
@@ -68,7 +72,7 @@ pub(super) fn presented(findings: &mut Findings, world: &ObjectSet, expose: &Ser
 
 /// Returns the addresses of a service at a site.
 fn at_site(
-    world: &ObjectSet,
+    objects: &ObjectSet,
     service: &str,
     site: &str,
     gateways: &[&EGateway],
@@ -85,10 +89,10 @@ fn at_site(
             true => Err(unusable(presence, site)),
         };
     }
-    let mut pool = AddressPool::of(world, site);
+    let mut pool = AddressPool::of(objects, site);
     let missing = pool.families().find(|family| !usable.iter().any(|ip| AddressFamily::of(*ip) == *family));
     match missing {
-        Some(family) => Err(gap(world, &mut pool, (service, site, family))),
+        Some(family) => Err(gap(objects, &mut pool, (service, site, family))),
         None => Ok(usable),
     }
 }
@@ -103,13 +107,13 @@ fn unusable(presence: &VirtualPresence, site: &str) -> Gap {
 
 /// Returns the reason for a missing address of a family.
 fn gap(
-    world: &ObjectSet,
+    objects: &ObjectSet,
     pool: &mut AddressPool<'_>,
     (service, site, family): (&str, &str, AddressFamily),
 ) -> Gap {
     let name = name(service, site, family);
     let foreign =
-        world.presence(&name).filter(|found| found.e_service_name != service || found.e_site_name != site);
+        objects.presence(&name).filter(|found| found.e_service_name != service || found.e_site_name != site);
     if foreign.is_some() {
         let message =
             format!("the name {name} is taken by a VirtualPresence that was not created for this service");

@@ -63,42 +63,42 @@ fn an_expose_says_where_it_is_presented_and_why_not_elsewhere() {
 
 #[test]
 fn a_full_range_and_an_address_that_cannot_be_used_are_told() {
-    let mut world = world();
-    let text = |world: &ObjectSet, sites: &[&str]| {
+    let mut objects = objects();
+    let text = |objects: &ObjectSet, sites: &[&str]| {
         let expose = decode(
             Kind::ServiceExpose,
             json!({"metadata": {"name": "web"}, "eServiceName": "web", "eSites": sites}),
         );
-        let status = status(&expose, world, Time::from_second(NOW));
+        let status = status(&expose, objects, Time::from_second(NOW));
         let condition = status.condition(PRESENTED).unwrap();
         format!("{} {}", condition.reason, condition.message)
     };
-    world.insert(decode(
+    objects.insert(decode(
         Kind::EGateway,
         json!({"metadata": {"name": "gw-o"}, "eSiteName": "oslo", "virtualPresenceIPcidr": "10.1.0.0/30", "ip": "10.1.0.2"}),
     ));
-    assert!(text(&world, &["oslo"]).starts_with("PresencePending"), "{}", text(&world, &["oslo"]));
-    world.insert(decode(
+    assert!(text(&objects, &["oslo"]).starts_with("PresencePending"), "{}", text(&objects, &["oslo"]));
+    objects.insert(decode(
         Kind::VirtualPresence,
         json!({"metadata": {"name": "other"}, "eSiteName": "oslo", "eServiceName": "other", "virtualIp": "10.1.0.1"}),
     ));
     assert_eq!(
-        text(&world, &["oslo"]),
+        text(&objects, &["oslo"]),
         "CidrFull every IPv4 address of 10.1.0.0/30 at oslo is taken; give its EGateway a larger virtualPresenceIPcidr"
     );
-    world.insert(decode(
+    objects.insert(decode(
         Kind::EGateway,
         json!({"metadata": {"name": "gw-b"}, "eSiteName": "berlin", "virtualPresenceIPcidr": "10.2.0.0/24"}),
     ));
     assert_eq!(
-        text(&world, &["berlin"]),
+        text(&objects, &["berlin"]),
         "AddressUnusable VirtualPresence web-b was made by hand for berlin, and its address 198.18.0.7 cannot be used there"
     );
 }
 
 #[test]
 fn the_older_exposure_has_the_name_and_a_node_before_both() {
-    let mut world = world();
+    let mut objects = objects();
     let expose = |name: &str, service: &str, created: i64, sites: &[&str]| {
         let mut object = decode(
             Kind::ServiceExpose,
@@ -107,48 +107,48 @@ fn the_older_exposure_has_the_name_and_a_node_before_both() {
         object.metadata_mut().creation_timestamp = Some(Time::from_second(created));
         object
     };
-    let text = |world: &ObjectSet, name: &str| {
-        let object = world.get(Kind::ServiceExpose, name).unwrap();
-        let status = status(object, world, Time::from_second(NOW));
+    let text = |objects: &ObjectSet, name: &str| {
+        let object = objects.get(Kind::ServiceExpose, name).unwrap();
+        let status = status(object, objects, Time::from_second(NOW));
         let condition = status.condition(NAME_FREE).unwrap();
         format!("{} {}", condition.status.as_str(), condition.message).trim_end().to_owned()
     };
-    world.insert(expose("b", "web", 10, &["berlin", "oslo"]));
-    world.insert(expose("a", "mail", 20, &["oslo"]));
-    world.insert(expose("c", "mail", 20, &["bare"]));
-    world.insert(expose("d", "web", 30, &["berlin"]));
-    assert_eq!(text(&world, "b"), "True");
+    objects.insert(expose("b", "web", 10, &["berlin", "oslo"]));
+    objects.insert(expose("a", "mail", 20, &["oslo"]));
+    objects.insert(expose("c", "mail", 20, &["bare"]));
+    objects.insert(expose("d", "web", 30, &["berlin"]));
+    assert_eq!(text(&objects, "b"), "True");
     assert_eq!(
-        text(&world, "a"),
+        text(&objects, "a"),
         "False URL1.test is also the dnsName of ServiceExpose b, which has precedence at oslo"
     );
-    assert_eq!(text(&world, "c"), "True", "another site");
-    assert_eq!(text(&world, "d"), "True", "the same service");
-    let holds = |name: &str, site: &str| holds_name(&world, world.expose(name).unwrap(), site);
+    assert_eq!(text(&objects, "c"), "True", "another site");
+    assert_eq!(text(&objects, "d"), "True", "the same service");
+    let holds = |name: &str, site: &str| holds_name(&objects, objects.expose(name).unwrap(), site);
     assert!(holds("b", "oslo") && !holds("a", "oslo") && holds("c", "bare"));
-    world.insert(decode(
+    objects.insert(decode(
         Kind::EServer,
         json!({"metadata": {"name": "url1.test"}, "eSiteName": "berlin", "ip": "10.0.0.3", "ports": [22]}),
     ));
     assert_eq!(
-        text(&world, "b"),
+        text(&objects, "b"),
         "False URL1.test is the name of EServer url1.test, which has precedence wherever it can be reached"
     );
 }
 
 #[test]
 fn a_site_is_connected_when_one_of_its_gateways_is() {
-    let mut world = world();
-    let service = world.get(Kind::EService, "web").unwrap().clone();
-    let text = |world: &ObjectSet| {
-        status(&service, world, Time::from_second(NOW)).condition(GATEWAYS_CONNECTED).unwrap().status
+    let mut objects = objects();
+    let service = objects.get(Kind::EService, "web").unwrap().clone();
+    let text = |objects: &ObjectSet| {
+        status(&service, objects, Time::from_second(NOW)).condition(GATEWAYS_CONNECTED).unwrap().status
     };
-    assert_eq!(text(&world), ConditionStatus::False);
+    assert_eq!(text(&objects), ConditionStatus::False);
     let mut second = decode(Kind::EGateway, json!({"metadata": {"name": "gw-o2"}, "eSiteName": "oslo"}));
     let conditions = &mut second.status_mut().conditions;
     crate::meta::set_condition(conditions, CONNECTED, true.into(), "Connected", "", Time::from_second(1), 1);
-    world.insert(second);
-    assert_eq!(text(&world), ConditionStatus::True);
+    objects.insert(second);
+    assert_eq!(text(&objects), ConditionStatus::True);
 }
 
 #[test]
@@ -256,18 +256,18 @@ fn looking_twice_changes_nothing_and_foreign_conditions_stay() {
     let conditions = &mut object.status_mut().conditions;
     crate::meta::set_condition(conditions, foreign.0, true.into(), "Seen", "", foreign.1, 1);
 
-    let first = status(&object, &world(), Time::from_second(NOW));
+    let first = status(&object, &objects(), Time::from_second(NOW));
     *object.status_mut() = first.clone();
-    let second = status(&object, &world(), Time::from_second(NOW + 60));
+    let second = status(&object, &objects(), Time::from_second(NOW + 60));
     assert_eq!(first, second);
     assert_eq!(first.observed_generation, 3);
     assert_eq!(first.condition(foreign.0).unwrap().last_transition_time, foreign.1);
     assert_eq!(object.validate(None), [], "what we write is valid");
 
     // The policy appears: only changed conditions get a new time.
-    let mut world = world();
-    world.insert(decode(Kind::EPolicy, json!({"metadata": {"name": "p9"}})));
-    let third = status(&object, &world, Time::from_second(NOW + 120));
+    let mut objects = objects();
+    objects.insert(decode(Kind::EPolicy, json!({"metadata": {"name": "p9"}})));
+    let third = status(&object, &objects, Time::from_second(NOW + 120));
     let times = |about| third.condition(about).unwrap().last_transition_time.as_second();
     assert_eq!(
         (times(POLICIES_RESOLVED), times(READY), times(SERVICE_RESOLVED)),
@@ -279,7 +279,7 @@ fn looking_twice_changes_nothing_and_foreign_conditions_stay() {
 fn ten_thousand_missing_names_fit_into_a_message() {
     let names: Vec<String> = (0..10_000).map(|n| format!("{n}-{}", "x".repeat(240))).collect();
     let mut object = decode(Kind::ECommunity, json!({"metadata": {"name": "all"}, "members": names}));
-    *object.status_mut() = status(&object, &world(), Time::from_second(NOW));
+    *object.status_mut() = status(&object, &objects(), Time::from_second(NOW));
     assert_eq!(object.validate(None), []);
     let message = &object.status().condition(READY).unwrap().message;
     assert!(message.contains("and 9900 more"), "{}", message.len());
@@ -288,9 +288,9 @@ fn ten_thousand_missing_names_fit_into_a_message() {
 #[track_caller]
 fn check(kind: Kind, value: Value, about: &str, expected: &str) {
     let object = decode(kind, value);
-    let mut world = world();
-    world.insert(object.clone());
-    let status = status(&object, &world, Time::from_second(NOW));
+    let mut objects = objects();
+    objects.insert(object.clone());
+    let status = status(&object, &objects, Time::from_second(NOW));
     let condition = status.condition(about).unwrap();
     let text = format!("{} {} {}", condition.status.as_str(), condition.reason, condition.message);
     assert_eq!(text.trim_end(), expected);
@@ -301,7 +301,7 @@ fn decode(kind: Kind, value: Value) -> Object {
 }
 
 /// Berlin and Oslo have gateways, the site "bare" has none; one service, one server, one policy.
-fn world() -> ObjectSet {
+fn objects() -> ObjectSet {
     let objects = [
         (Kind::ESite, json!({"metadata": {"name": "berlin"}})),
         (Kind::ESite, json!({"metadata": {"name": "oslo"}})),
@@ -337,10 +337,10 @@ fn a_gateway_is_ready_when_it_is_connected() {
             let now = Time::from_second(NOW);
             crate::meta::set_condition(conditions, CONNECTED, status.into(), reason, message, now, 1);
         }
-        let mut world = world();
-        world.insert(decode(Kind::ESite, json!({"metadata": {"name": "cloud"}})));
+        let mut objects = objects();
+        objects.insert(decode(Kind::ESite, json!({"metadata": {"name": "cloud"}})));
         let now = Time::from_second(NOW);
-        let status = status(&gateway, &world, now);
+        let status = status(&gateway, &objects, now);
         let ready = status.condition(READY).unwrap();
         // The writer of `Connected` gets the same result, without the other objects.
         let mut seen = gateway.clone();
@@ -354,4 +354,48 @@ fn a_gateway_is_ready_when_it_is_connected() {
     assert_eq!(text(Some((false, "Revoked", "it was revoked")), "berlin"), "False Revoked it was revoked");
     assert_eq!(text(Some((false, "Stopped", "it was stopped")), "berlin"), "False Stopped it was stopped");
     assert_eq!(text(None, "cloud"), "True AllResolved", "the cloud is where the others connect to");
+}
+
+#[test]
+fn a_community_says_what_keeps_packets_from_crossing() {
+    let community = |fields: Value| {
+        let mut value = json!({"metadata": {"name": "c"}, "members": ["berlin", "oslo"]});
+        value.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        value
+    };
+    let check = |fields: Value, about, expected| check(Kind::ECommunity, community(fields), about, expected);
+    check(json!({}), SUBNETS_DISTINCT, "True SubnetsDistinct");
+    check(
+        json!({"ePolicys": []}),
+        POLICIES_RESOLVED,
+        "False NoPolicies ePolicys is empty; no client may begin a flow between members (default deny)",
+    );
+    check(
+        json!({"ePolicys": ["gone"]}),
+        POLICIES_RESOLVED,
+        "False PolicyMissing EPolicy gone does not exist; no client may begin a flow between members (default deny)",
+    );
+    check(json!({"ePolicys": ["p1"]}), POLICIES_RESOLVED, "True PoliciesFound");
+    check(
+        json!({}),
+        TUNNELS_KNOWN,
+        "False TunnelUnknown no gateway of berlin, oslo has reported a tunnel key: it has not connected since it was \
+         updated, or its tunnel is off",
+    );
+    let object = decode(Kind::ECommunity, community(json!({})));
+    let status = status(&object, &objects(), Time::from_second(NOW));
+    assert!(status.condition(POLICIES_RESOLVED).is_none(), "without ePolicys everything is allowed");
+}
+
+#[test]
+fn a_translated_exposure_says_that_it_is_not_carried() {
+    let expose = json!({"metadata": {"name": "web"}, "eServiceName": "web", "eSites": ["berlin"], "ePolicys": ["p1"],
+        "mode": "translate"});
+    check(
+        Kind::ServiceExpose,
+        expose,
+        PRESENTED,
+        "False TranslateNotSupported mode translate is not supported by this version, so the service is presented \
+         nowhere: use mode proxy, or an ECommunity with mappedSubnets",
+    );
 }

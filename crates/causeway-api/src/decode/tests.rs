@@ -43,7 +43,7 @@ fn wrong_types_are_refused_with_the_path_of_the_field() {
     check(
         EService,
         json!({"protocol": "tcp"}),
-        "protocol: Unsupported value: \"tcp\": supported values: \"TCP\", \"UDP\", \"HTTP\", \"HTTPS\", \"GRPC\", \"KAFKA\"",
+        "protocol: Unsupported value: \"tcp\": supported values: \"TCP\", \"UDP\", \"HTTP\", \"HTTPS\", \"GRPC\", \"KAFKA\", \"IP\"",
     );
     check(
         EService,

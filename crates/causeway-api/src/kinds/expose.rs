@@ -33,11 +33,31 @@ pub struct ServiceExpose {
     #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = NAMES_MAX))]
     pub e_policys: Vec<String>,
 
+    /// proxy: the gateways terminate connections. translate: packets cross end to end, and both gateways translate addresses.
+    /// This version does not translate yet: such an exposure gets no presence, and a condition says so. Default: proxy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "ExposeMode")]
+    pub mode: Option<ExposeMode>,
+
     #[serde(skip_serializing_if = "ObjectStatus::is_empty")]
     pub status: ObjectStatus,
 }
 
+/// The way in which a service is carried to the sites of an exposure.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub enum ExposeMode {
+    #[default]
+    Proxy,
+    Translate,
+}
+
 impl ServiceExpose {
+    pub fn is_translated(&self) -> bool {
+        self.mode == Some(ExposeMode::Translate)
+    }
+
     pub(crate) fn default_fields(&mut self) {
         if self.metadata.name.is_empty() && self.metadata.generate_name.is_empty() {
             self.metadata.name = self.e_service_name.clone();

@@ -4,7 +4,7 @@ use ipnet::IpNet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::check;
+use crate::check::{self, CIDRS_MAX};
 use crate::field::{FieldError, FieldErrors};
 use crate::meta::{ObjectMeta, ObjectStatus, is_zero};
 
@@ -39,6 +39,21 @@ pub struct EGateway {
     #[serde(skip_serializing_if = "is_zero")]
     #[schemars(extend("format" = "int32", "minimum" = PRIORITY_MIN, "maximum" = PRIORITY_MAX))]
     pub priority: i64,
+
+    /// Networks behind this host alone, such as the pods of a node, as CIDRs. Members of the ECommunities of its site reach
+    /// them through this gateway, whether it is active or not. Default: none. Example: ["10.244.3.0/24"].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = CIDRS_MAX))]
+    pub subnets: Vec<String>,
+
+    /// Public key of a plain WireGuard peer without Causeway, as base64; with endpoint. Default: none, the gateway runs
+    /// Causeway and reports its own key. Example: TyRBlnPMmsCb4/xCXkJ1RKVXMYS3Ysap0mWs1eq4FSA=.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub public_key: String,
+
+    /// Address and UDP port of a plain WireGuard peer; with publicKey. Default: none. Example: 203.0.113.7:51820.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub endpoint: String,
 
     /// True if other sites may reach each other through this gateway. Default: false.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -80,6 +95,16 @@ impl EGateway {
         self.cidr_texts().filter_map(|text| text.parse().ok()).collect()
     }
 
+    /// Returns the networks behind this host alone.
+    pub fn networks(&self) -> impl Iterator<Item = IpNet> {
+        self.subnets.iter().filter_map(|subnet| subnet.parse().ok())
+    }
+
+    /// Tells whether the gateway is a WireGuard peer without Causeway.
+    pub fn is_plain_wireguard(&self) -> bool {
+        !self.public_key.is_empty()
+    }
+
     pub(crate) fn default_fields(&mut self) {
         if self.virtual_presence_ip_cidr.is_empty() {
             self.virtual_presence_ip_cidr = PRESENCE_CIDR_DEFAULT.into();
@@ -97,6 +122,27 @@ impl EGateway {
         }
         check::range(errors, "priority", self.priority, PRIORITY_MIN, PRIORITY_MAX, "a priority");
         self.check_cidrs(errors);
+        check::set(errors, "subnets", &self.subnets, CIDRS_MAX, check::cidr);
+        self.check_plain_peer(errors);
+    }
+
+    fn check_plain_peer(&self, errors: &mut FieldErrors) {
+        check::optional(errors, "publicKey", &self.public_key, check::tunnel_key);
+        check::optional(errors, "endpoint", &self.endpoint, check::udp_endpoint);
+        match (self.public_key.is_empty(), self.endpoint.is_empty()) {
+            (true, false) => errors.push(FieldError::required(
+                "publicKey",
+                "a plain WireGuard peer has an endpoint and a public key; a Causeway gateway has neither",
+            )),
+            (false, true) => errors.push(FieldError::required(
+                "endpoint",
+                "a plain WireGuard peer has a public key and an endpoint, for example 203.0.113.7:51820",
+            )),
+            _ => {}
+        }
+        if self.metadata.name == CLOUD && !self.public_key.is_empty() {
+            errors.push(FieldError::forbidden("publicKey", "EGateway cloud is the gateway inside the cloud"));
+        }
     }
 
     fn check_cidrs(&self, errors: &mut FieldErrors) {

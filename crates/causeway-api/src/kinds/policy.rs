@@ -1,5 +1,7 @@
 //! EPolicy: allows subjects to use the objects it is attached to, within limits.
 
+use std::str::FromStr;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -24,12 +26,18 @@ pub struct EPolicy {
     #[schemars(extend("x-kubernetes-list-type" = "set", "maxItems" = NAMES_MAX))]
     pub allowed_sites: Vec<String>,
 
+    /// Protocols and ports that the policy allows: tcp/PORT, udp/PORT, a range as FIRST-LAST, or icmp. For services it is the
+    /// service's port that counts. Default: every protocol and port. Example: ["tcp/443", "udp/5000-5100", "icmp"].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = PORTS_MAX))]
+    pub ports: Vec<String>,
+
     /// Limits for each allowed subject. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
 
-    /// HTTP requests that are allowed on HTTP and GRPC services; a request must match one rule. Default:
-    /// every request. Example: [{"methods": ["GET"], "paths": ["/public/*"]}].
+    /// HTTP requests that are allowed on HTTP and GRPC services; a request must match one rule. A policy with
+    /// rules allows nothing at layer 3, where no requests are read. Default: every request. Example: [{"methods": ["GET"], "paths": ["/public/*"]}].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic", "maxItems" = RULES_MAX))]
     pub http: Vec<HttpRule>,
@@ -83,11 +91,18 @@ pub struct HttpRule {
 const RULES_MAX: usize = 256;
 const METHODS_MAX: usize = 32;
 const PATHS_MAX: usize = 256;
+const PORTS_MAX: usize = 256;
 
 impl EPolicy {
+    /// Returns the ports that the policy is limited to. None: a rule cannot be read, so the policy allows nothing.
+    pub fn port_ranges(&self) -> Option<Vec<PortRange>> {
+        self.ports.iter().map(|rule| rule.parse().ok()).collect()
+    }
+
     pub(crate) fn check_fields(&self, errors: &mut FieldErrors) {
         check::names(errors, "allowedServers", &self.allowed_servers);
         check::names(errors, "allowedSites", &self.allowed_sites);
+        check::set(errors, "ports", &self.ports, PORTS_MAX, check::port_rule);
         if let Some(limits) = &self.limits {
             limits.check_fields(errors);
         }
@@ -96,6 +111,51 @@ impl EPolicy {
             check::set(errors, &format!("http[{index}].methods"), &rule.methods, METHODS_MAX, check::method);
             check::set(errors, &format!("http[{index}].paths"), &rule.paths, PATHS_MAX, check::path_pattern);
         }
+    }
+}
+
+/// The protocol of a `PortRange`. `Icmp` includes ICMPv6.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PortProtocol {
+    Tcp,
+    Udp,
+    Icmp,
+}
+
+/// One element of `ports`: a protocol, and its first and last port. ICMP has no ports.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PortRange {
+    pub protocol: PortProtocol,
+    pub first: u16,
+    pub last: u16,
+}
+
+impl FromStr for PortRange {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<PortRange, &'static str> {
+        const ALLOWED: &str = "write tcp or udp, a slash and a port or a range, or icmp; for example tcp/443, udp/5000-5100, icmp";
+        if text == "icmp" {
+            return Ok(PortRange { protocol: PortProtocol::Icmp, first: 0, last: u16::MAX });
+        }
+        let (protocol, ports) = text.split_once('/').ok_or(ALLOWED)?;
+        let protocol = match protocol {
+            "tcp" => PortProtocol::Tcp,
+            "udp" => PortProtocol::Udp,
+            "icmp" => return Err("icmp has no ports: write icmp alone"),
+            _ => return Err(ALLOWED),
+        };
+        let port = |text: &str| {
+            let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            let port = text.parse::<u16>().ok().filter(|port| is_plain && *port != 0);
+            port.ok_or("a port is 1 to 65535")
+        };
+        let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
+        let (first, last) = (port(first)?, port(last)?);
+        if first > last {
+            return Err("the first port of a range is not above the last");
+        }
+        Ok(PortRange { protocol, first, last })
     }
 }
 

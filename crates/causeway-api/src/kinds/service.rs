@@ -30,9 +30,10 @@ pub struct EService {
     #[schemars(extend("format" = "int32", "minimum" = 1, "maximum" = 65535))]
     pub port: i64,
 
-    /// Protocol of the service: TCP, UDP, HTTP, HTTPS, GRPC or KAFKA. HTTP and GRPC can be limited by method
+    /// Protocol of the service: TCP, UDP, HTTP, HTTPS, GRPC, KAFKA or IP. HTTP and GRPC can be limited by method
     /// and path; HTTPS is passed through without decryption. Presences of KAFKA show every endpoint as a
-    /// broker, on the ports after the service's own. Default: TCP.
+    /// broker, on the ports after the service's own. IP is every protocol, and needs exposures with mode translate.
+    /// Default: TCP.
     #[schemars(extend("x-causeway-default" = "TCP"))]
     pub protocol: Protocol,
 
@@ -74,6 +75,7 @@ pub enum Protocol {
     Https,
     Grpc,
     Kafka,
+    Ip,
 }
 
 impl Protocol {
@@ -85,6 +87,7 @@ impl Protocol {
             Protocol::Https => "HTTPS",
             Protocol::Grpc => "GRPC",
             Protocol::Kafka => "KAFKA",
+            Protocol::Ip => "IP",
         }
     }
 }
@@ -209,9 +212,27 @@ impl EService {
         if let Some(tls) = &self.backend_tls {
             tls.check_fields(errors);
         }
-        if self.proxy_protocol && matches!(self.protocol, Protocol::Udp | Protocol::Kafka) {
+        self.check_ip(errors);
+        if self.proxy_protocol && matches!(self.protocol, Protocol::Udp | Protocol::Kafka | Protocol::Ip) {
             let why = format!("a {} backend cannot read a PROXY protocol header", self.protocol.as_str());
             errors.push(FieldError::forbidden("proxyProtocol", why));
+        }
+    }
+
+    /// A translated address stands for one server end to end.
+    fn check_ip(&self, errors: &mut FieldErrors) {
+        if self.protocol != Protocol::Ip {
+            return;
+        }
+        let rows = [
+            ("endpoints", self.endpoints.len() > 1, "packets go to one server: keep one endpoint"),
+            ("healthCheck", self.health_check.is_some(), "the gateway opens no connection to check"),
+            ("backendTLS", self.backend_tls.is_some(), "the gateway opens no connection to encrypt"),
+        ];
+        for (path, is_set, why) in rows {
+            if is_set {
+                errors.push(FieldError::forbidden(path, format!("a service of protocol IP: {why}")));
+            }
         }
     }
 

@@ -117,7 +117,7 @@ fn the_protobuf_form_says_the_same() {
     };
     assert_eq!(property("port").types.unwrap().value, ["integer"]);
     assert_eq!((property("port").format, property("port").maximum), ("int32".into(), 65535.0));
-    assert_eq!(property("protocol").enumeration.len(), 6);
+    assert_eq!(property("protocol").enumeration.len(), 7);
     assert_eq!(property("protocol").default.unwrap().yaml, "\"TCP\"\n");
     assert_eq!(
         property("metadata").reference,

@@ -8,17 +8,20 @@ use crate::Object;
 #[test]
 fn the_schema_has_exactly_the_fields_of_the_design() {
     let rows = [
-        (Kind::ESite, "subnets"),
-        (Kind::EGateway, "eSiteName ip prefer priority relay virtualPresenceIPcidr"),
+        (Kind::ESite, "cache mappedSubnets subnets"),
+        (
+            Kind::EGateway,
+            "eSiteName endpoint ip prefer priority publicKey relay subnets virtualPresenceIPcidr",
+        ),
         (
             Kind::EService,
             "backendTLS domainName eSiteName endpoints healthCheck ip port protocol proxyProtocol",
         ),
         (Kind::EServer, "ePolicys eServerName eSiteName ip ports"),
-        (Kind::EPolicy, "allowedServers allowedSites http limits"),
-        (Kind::ServiceExpose, "dnsName ePolicys eServiceName eSites"),
+        (Kind::EPolicy, "allowedServers allowedSites http limits ports"),
+        (Kind::ServiceExpose, "dnsName ePolicys eServiceName eSites mode"),
         (Kind::VirtualPresence, "eServiceName eSiteName virtualIp"),
-        (Kind::ECommunity, "members"),
+        (Kind::ECommunity, "ePolicys mapFrom members"),
     ];
     for (kind, expected) in rows {
         let properties = of(kind)["properties"].as_object().unwrap();
@@ -97,15 +100,20 @@ fn lists_are_atomic_except_conditions_and_sets_of_names() {
     assert_eq!(
         found,
         [
+            "ESite.cache atomic",
+            "ESite.mappedSubnets atomic",
             "ESite.subnets atomic",
+            "EGateway.subnets atomic",
             "EService.endpoints atomic",
             "EServer.ePolicys set",
             "EServer.ports atomic",
             "EPolicy.allowedServers set",
             "EPolicy.allowedSites set",
             "EPolicy.http atomic",
+            "EPolicy.ports atomic",
             "ServiceExpose.ePolicys set",
             "ServiceExpose.eSites set",
+            "ECommunity.ePolicys set",
             "ECommunity.members set",
         ]
     );
@@ -153,8 +161,8 @@ fn every_reference_leads_to_a_definition() {
     let names: Vec<&str> = definitions.keys().map(String::as_str).collect();
     assert_eq!(
         names.join(" "),
-        "BackendTls Condition ECommunity EGateway EPolicy EServer EService ESite Endpoint Event EventSeries EventSource \
-         HealthCheck HttpRule Limits ListMeta ManagedFieldsEntry Namespace NamespaceSpec NamespaceStatus ObjectMeta ObjectReference \
+        "BackendTls CachedResource Condition ECommunity EGateway EPolicy EServer EService ESite Endpoint Event EventSeries EventSource \
+         HealthCheck HttpRule Limits ListMeta ManagedFieldsEntry MappedSubnet Namespace NamespaceSpec NamespaceStatus ObjectMeta ObjectReference \
          ObjectStatus OwnerReference Service ServiceExpose Status StatusCause StatusDetails VirtualPresence"
     );
 }

@@ -34,7 +34,7 @@ pub fn selectable_fields(kind: Kind) -> &'static [&'static str] {
         Kind::EPolicy => &["metadata.name", "allowedServers", "allowedSites"],
         Kind::ServiceExpose => &["metadata.name", "eServiceName", "eSites", "ePolicys"],
         Kind::VirtualPresence => &["metadata.name", "eServiceName", "eSiteName", "virtualIp"],
-        Kind::ECommunity => &["metadata.name", "members"],
+        Kind::ECommunity => &["metadata.name", "members", "ePolicys"],
         Kind::Namespace => &["metadata.name"],
         Kind::Event => &EVENT_FIELDS,
         Kind::Service => &["metadata.name", "metadata.namespace"],

@@ -19,7 +19,7 @@ fn every_kind_has_a_cell_for_every_column_of_the_announced_type() {
 }
 
 #[test]
-fn a_gateway_shows_its_figures() {
+fn a_gateway_shows_its_stats() {
     let gateway = EGateway {
         metadata: ObjectMeta {
             creation_timestamp: Some(Time::from_second(NOW - 3600)),
@@ -29,17 +29,17 @@ fn a_gateway_shows_its_figures() {
         e_site_name: "berlin".into(),
         ..EGateway::default()
     };
-    let figures = GatewayStats {
+    let stats = GatewayStats {
         connected: true,
         transport: Some("quic".into()),
         rtt_ms: Some(12.4),
         ..GatewayStats::default()
     };
-    let row = |figures| {
-        let cells = cells(&gateway.clone().into(), Time::from_second(NOW), figures);
+    let row = |stats| {
+        let cells = cells(&gateway.clone().into(), Time::from_second(NOW), stats);
         cells[..7].iter().map(|cell| cell.as_str().unwrap().to_string()).collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(row(Some(&figures)), "gw berlin 10.0.0.1 True quic 12ms 60m");
+    assert_eq!(row(Some(&stats)), "gw berlin 10.0.0.1 True quic 12ms 60m");
     assert_eq!(row(None), "gw berlin 10.0.0.1 False <none> <none> 60m");
 }
 
@@ -47,8 +47,8 @@ fn a_gateway_shows_its_figures() {
 fn readiness_comes_from_the_condition() {
     let mut site = ESite { metadata: ObjectMeta::named("a"), ..ESite::default() };
     let row = |site: &ESite| cells(&site.clone().into(), Time::from_second(NOW), None);
-    assert_eq!(row(&site), ["a", "<none>", "Unknown", "<unknown>", "<none>"]);
+    assert_eq!(row(&site), ["a", "<none>", "Unknown", "<unknown>", "<none>", "<none>"]);
     let now = Time::from_second(NOW);
     set_condition(&mut site.status.conditions, "Ready", ConditionStatus::False, "GatewayMissing", "", now, 1);
-    assert_eq!(row(&site), ["a", "<none>", "False", "<unknown>", "GatewayMissing"]);
+    assert_eq!(row(&site), ["a", "<none>", "False", "<unknown>", "<none>", "GatewayMissing"]);
 }

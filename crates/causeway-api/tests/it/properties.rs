@@ -236,10 +236,10 @@ proptest! {
         let mut object = Object::decode(kind, value).unwrap().object;
         // Two conditions of one type are refused by validation; here they would only hide the property.
         object.status_mut().conditions.clear();
-        let world: ObjectSet = [object.clone()].into_iter().collect();
-        let first = conditions::status(&object, &world, Time::from_second(1));
+        let objects: ObjectSet = [object.clone()].into_iter().collect();
+        let first = conditions::status(&object, &objects, Time::from_second(1));
         *object.status_mut() = first.clone();
-        prop_assert_eq!(conditions::status(&object, &world, Time::from_second(2)), first);
+        prop_assert_eq!(conditions::status(&object, &objects, Time::from_second(2)), first);
     }
 
     #[test]

@@ -1,13 +1,17 @@
-//! Authenticates a request by a client certificate that TLS has verified, by a bearer token, or as anonymous.
+//! Authenticates a request by a client certificate that TLS has verified, by a bearer token, by a session of the
+//! console, or as anonymous.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use causeway_api::Status;
 use http::header;
 use rustls::pki_types::CertificateDer;
+use tokio_util::sync::CancellationToken;
 
 use super::Handler;
+use crate::console;
 use crate::{AuthFailure, Identity};
 
 /// The client of one connection.
@@ -24,6 +28,13 @@ impl RequestPeer {
     }
 }
 
+/// The identity of a request, and the token that ends its streams.
+pub(super) struct Authenticated {
+    pub identity: Arc<Identity>,
+    /// Cancelled when the server stops, or when the console session ends.
+    pub stop: CancellationToken,
+}
+
 impl Handler {
     /// Authenticates a request. A valid certificate has precedence over the token. A wrong credential is an
     /// error even where none is needed.
@@ -31,15 +42,34 @@ impl Handler {
         &self,
         caller: &RequestPeer,
         head: &http::request::Parts,
-    ) -> Result<Arc<Identity>, Status> {
+    ) -> Result<Authenticated, Status> {
         let by_certificate = self.by_certificate(caller);
         let token = head.headers.get(header::AUTHORIZATION).map(|value| bearer(value.as_bytes()));
-        match (by_certificate, token) {
-            (Some(Ok(identity)), _) => Ok(identity),
-            (_, Some(token)) => self.by_token(caller, token).await,
-            (Some(Err(failure)), None) => Err(self.refuse(caller, "certificate", &failure)),
-            (None, None) => Ok(Arc::new(Identity::anonymous())),
-        }
+        // A browser adds certificates and cookies by itself, also to requests of other origins' pages.
+        let is_foreign_page = console::is_from_another_origin(&head.headers);
+        let identity = match (by_certificate, token) {
+            (Some(Ok(_)), None) if is_foreign_page => {
+                return Err(Status::unauthorized(
+                    "Unauthorized: this request comes from the page of another origin",
+                ));
+            }
+            (Some(Ok(identity)), _) => identity,
+            (_, Some(token)) => self.by_token(caller, token).await?,
+            (_, None) if console::is_call_of_console(&head.headers) => return self.by_session(head),
+            (Some(Err(failure)), None) => return Err(self.refuse(caller, "certificate", &failure)),
+            (None, None) => Arc::new(Identity::anonymous()),
+        };
+        Ok(Authenticated { identity, stop: self.stop.clone() })
+    }
+
+    /// Authenticates a call of the console by its cookie. A wrong cookie is not counted as a wrong credential: it is
+    /// looked up in memory, and every page that is left open presents one when its sign-in has ended.
+    fn by_session(&self, head: &http::request::Parts) -> Result<Authenticated, Status> {
+        let secret = console::session_cookie(&head.headers);
+        let found =
+            secret.and_then(|secret| self.sessions.find(secret, Instant::now(), &*self.authenticator));
+        let found = found.ok_or_else(|| Status::unauthorized("Unauthorized: the sign-in has ended"))?;
+        Ok(Authenticated { identity: found.identity, stop: found.stop })
     }
 
     fn by_certificate(&self, caller: &RequestPeer) -> Option<Result<Arc<Identity>, AuthFailure>> {
@@ -54,7 +84,11 @@ impl Handler {
         })
     }
 
-    async fn by_token(&self, caller: &RequestPeer, token: Option<&str>) -> Result<Arc<Identity>, Status> {
+    pub(super) async fn by_token(
+        &self,
+        caller: &RequestPeer,
+        token: Option<&str>,
+    ) -> Result<Arc<Identity>, Status> {
         if let Some(wait) = self.failures.blocked(caller.address.ip()) {
             let known = token.and_then(|token| self.authenticator.bearer_in_memory(token));
             return known.map(Arc::new).ok_or_else(|| {
@@ -91,7 +125,7 @@ fn slow_down(wait: std::time::Duration) -> Status {
 }
 
 // Causeway's tokens have less than a hundred bytes; JSON web tokens of Kubernetes about a thousand.
-const TOKEN_BYTES_MAX: usize = 8 << 10;
+pub(super) const TOKEN_BYTES_MAX: usize = 8 << 10;
 
 /// Returns the token of an `Authorization` header; `None` for other schemes.
 fn bearer(value: &[u8]) -> Option<&str> {

@@ -145,7 +145,7 @@ impl Handler {
         shape: Shape,
         options: WatchOptions,
     ) -> Result<Response<Body>, Status> {
-        let pass = self.watches.enter(&asking.caller, &asking.user, &self.stop).ok_or_else(|| {
+        let pass = self.watches.enter(&asking.caller, &asking.user, &asking.stop).ok_or_else(|| {
             self.metrics.rejected("watches");
             Status::too_many_requests("this client watches as much as it may; end a watch first", 1)
         })?;

@@ -6,7 +6,9 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use causeway_api::sync::MutexExt;
 
 /// The open connections of every source. Holds at most one entry per open connection. Clones share it.
 #[derive(Debug, Clone)]
@@ -33,7 +35,7 @@ impl Sources {
         let source = source(address);
         // Programs on this host are the operator's own; a proxy in front of the API is one of them.
         let max = if address.to_canonical().is_loopback() { self.loopback_max } else { self.per_source_max };
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock_ignoring_poison();
         let count = open.get(&source).copied().unwrap_or_default();
         if count >= max {
             return None;
@@ -45,7 +47,7 @@ impl Sources {
 
 impl Drop for SourceConnection {
     fn drop(&mut self) {
-        let mut open = self.sources.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.sources.open.lock_ignoring_poison();
         if let Some(count) = open.get_mut(&self.source) {
             *count -= 1;
             if *count == 0 {

@@ -1,11 +1,12 @@
 //! Tracks the running watches, so that each identity has a limit and the watches of a revoked one end.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::{Authenticator, Identity};
+use causeway_api::sync::MutexExt;
 
 /// All running watches. Clones share them.
 #[derive(Clone)]
@@ -83,7 +84,7 @@ impl WatchLimits {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_ignoring_poison()
     }
 }
 

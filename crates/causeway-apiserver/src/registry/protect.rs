@@ -73,7 +73,7 @@ fn refusal(about: ErrorSubject<'_>, why: &str) -> Status {
 
 impl Registry {
     fn has_session(&self, gateway: &str) -> bool {
-        self.sessions.get().is_some_and(|sessions| sessions.has_session(gateway))
+        self.hooks.sessions.as_ref().is_some_and(|sessions| sessions.has_session(gateway))
     }
 
     /// Refuses the deletion of a protected object.
@@ -137,6 +137,7 @@ mod tests {
     use causeway_api::{Time, conditions};
 
     use super::*;
+    use crate::registry::RegistryHooks;
 
     fn gateway(name: &str, site: &str, connected: bool) -> EGateway {
         let mut gateway = EGateway::default();
@@ -198,8 +199,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let spec = causeway_store::StoreSpec::Sqlite { path: folder.path().join("store.db") };
         let store = causeway_store::Store::open(spec).await.unwrap();
-        let registry = Registry::new(store, std::sync::Arc::new(crate::SystemClock));
-        registry.ask_sessions(std::sync::Arc::new(OneSession));
+        let hooks =
+            RegistryHooks { sessions: Some(std::sync::Arc::new(OneSession)), ..RegistryHooks::default() };
+        let registry = Registry::with_hooks(store, std::sync::Arc::new(crate::SystemClock), hooks);
         let objects = [
             site("oslo"),
             gateway("g1", "oslo", false).into(),

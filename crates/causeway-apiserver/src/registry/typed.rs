@@ -155,7 +155,7 @@ impl Registry {
         let written =
             self.change_object(ObjectAuthor::ourselves(manager), about, subresource, decide).await?;
         let loaded = LoadedObject { object: written.stored.object()?, revision: written.stored.revision };
-        if let (Some(observer), Some(before)) = (self.observer.get(), &before) {
+        if let (Some(observer), Some(before)) = (&self.hooks.observer, &before) {
             observer.changed(before, &loaded.object);
         }
         Ok((loaded, written))

@@ -165,7 +165,7 @@ impl Lab {
             authenticator: people.clone(),
             actions: Arc::new(Echo),
             admin_audit: acts.clone(),
-            figures: Arc::new(NoGatewayStats),
+            stats: Arc::new(NoGatewayStats),
             readiness: readiness.clone(),
             metrics: metrics.clone(),
             tls,

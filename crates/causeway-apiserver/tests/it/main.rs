@@ -4,6 +4,7 @@
 mod access;
 mod acts;
 mod conformance;
+mod console;
 mod foreign;
 mod lab;
 mod limits;

@@ -65,6 +65,17 @@ fn server_config(authority: &Authority) -> Arc<ServerConfig> {
 
 /// Sends a request over HTTP/2; returns the status code, or None when TLS fails.
 async fn ask(lab: &Lab, trusted: &Authority, user: Option<(&Authority, &str)>, path: &str) -> Option<u16> {
+    ask_from(lab, trusted, user, path, None).await
+}
+
+/// The same from a browser that says from where its page comes.
+async fn ask_from(
+    lab: &Lab,
+    trusted: &Authority,
+    user: Option<(&Authority, &str)>,
+    path: &str,
+    origin: Option<&str>,
+) -> Option<u16> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -83,7 +94,11 @@ async fn ask(lab: &Lab, trusted: &Authority, user: Option<(&Authority, &str)>, p
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.ok()?;
     tokio::spawn(connection);
-    let request = Request::get(format!("https://localhost{path}")).body(Full::new(Bytes::new())).unwrap();
+    let mut request = Request::get(format!("https://localhost{path}"));
+    if let Some(origin) = origin {
+        request = request.header("sec-fetch-site", origin);
+    }
+    let request = request.body(Full::new(Bytes::new())).unwrap();
     let response = sender.send_request(request).await.ok()?;
     let code = response.status().as_u16();
     response.into_body().collect().await.unwrap();
@@ -107,4 +122,16 @@ async fn a_certificate_is_an_identity_and_authorities_change_without_a_restart()
     tls.store(server_config(&new));
     assert_eq!(ask(&lab, &old, None, "/readyz").await, None);
     assert_eq!(ask(&lab, &new, Some((&new, "viewer:tls")), "/api/v1/esites").await, Some(200));
+}
+
+#[tokio::test]
+async fn a_certificate_does_not_count_for_the_page_of_another_origin() {
+    let ca = authority();
+    let tls = Arc::new(ArcSwap::from(server_config(&ca)));
+    let lab = Lab::open(ApiLimits::default(), Arc::new(tempfile::tempdir().unwrap()), Some(tls)).await;
+    for (origin, expected) in [("same-origin", 200), ("none", 200), ("same-site", 401), ("cross-site", 401)] {
+        let user = Some((&ca, "admin:tls"));
+        let code = ask_from(&lab, &ca, user, "/api/v1/esites", Some(origin)).await;
+        assert_eq!(code, Some(expected), "{origin}");
+    }
 }

@@ -4,7 +4,7 @@
 //! thread that has handled a message therefore polls for the next one for a moment before it sleeps, and
 //! yields the core between two polls. It pauses polling where that does not pay: with many concurrent senders
 //! (sleeping gathers their messages), with large or infrequent messages, and where other threads need the
-//! core. `BusyPoll` decides, `keep` runs the loop.
+//! core. `PollBudget` decides, `keep` runs the loop.
 
 use std::cell::Cell;
 use std::task::{Poll, Waker};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Polling time after a message. A message that takes longer to arrive is slow anyway.
 const AWAKE: Duration = Duration::from_micros(150);
 /// Messages between two polls that count as many concurrent senders.
-const CROWD: u64 = 3;
+const MESSAGES_MANY: u64 = 3;
 /// A message counts once more for each of these bytes.
 const UNIT_BYTES: usize = 4 * 1024;
 /// A thread that does not get the core back within this time has taken it from another one.
@@ -24,24 +24,24 @@ const CREDIT_MAX: u32 = 16;
 const CREDIT_AFTER_REST: u32 = 4;
 const PRICE: u32 = 2;
 /// Messages found since the last pause that show that polling pays.
-const WORTH: u32 = 64;
+const PAYING_MIN: u32 = 64;
 const REST_MIN: Duration = Duration::from_millis(10);
 const REST_MAX: Duration = Duration::from_millis(100);
 
 thread_local! {
-    static SAID: Cell<u64> = const { Cell::new(0) };
-    static KEEPER: Cell<Option<Waker>> = const { Cell::new(None) };
+    static MESSAGES: Cell<u64> = const { Cell::new(0) };
+    static POLL_WAKER: Cell<Option<Waker>> = const { Cell::new(None) };
 }
 
 /// Records that streams on this thread sent or received `messages`, of `bytes` in total.
 pub fn note(messages: usize, bytes: usize) {
-    let said = messages + bytes / UNIT_BYTES;
-    if said == 0 {
+    let messages = messages + bytes / UNIT_BYTES;
+    if messages == 0 {
         return;
     }
-    SAID.set(SAID.get().wrapping_add(said as u64));
-    if let Some(keeper) = KEEPER.take() {
-        keeper.wake();
+    MESSAGES.set(MESSAGES.get().wrapping_add(messages as u64));
+    if let Some(waker) = POLL_WAKER.take() {
+        waker.wake();
     }
 }
 
@@ -51,46 +51,46 @@ pub async fn keep() {
     if thread::available_parallelism().map_or(1, usize::from) == 1 {
         return;
     }
-    let mut vigil = Vigil::new(Instant::now());
-    let mut seen = SAID.get();
+    let mut budget = PollBudget::new(Instant::now());
+    let mut seen = MESSAGES.get();
     loop {
         more_than(seen).await;
         let mut now = Instant::now();
-        let mut next = vigil.begin(now, take_said(&mut seen));
-        while next == Next::Look {
+        let mut next = budget.begin(now, take_new(&mut seen));
+        while next == PollAction::Look {
             thread::yield_now();
             let away = now.elapsed();
             // Lets the runtime poll its sockets, and ready tasks run.
             tokio::task::yield_now().await;
             now = Instant::now();
-            next = vigil.look(now, take_said(&mut seen), away);
+            next = budget.look(now, take_new(&mut seen), away);
         }
-        if let Next::Rest(pause) = next {
+        if let PollAction::Rest(pause) = next {
             tokio::time::sleep(pause).await;
-            seen = SAID.get();
+            seen = MESSAGES.get();
         }
     }
 }
 
-fn take_said(seen: &mut u64) -> u64 {
-    let before = std::mem::replace(seen, SAID.get());
+fn take_new(seen: &mut u64) -> u64 {
+    let before = std::mem::replace(seen, MESSAGES.get());
     seen.wrapping_sub(before)
 }
 
 async fn more_than(seen: u64) {
-    let said = |context: &mut std::task::Context<'_>| {
-        if SAID.get() != seen {
+    let arrived = |context: &mut std::task::Context<'_>| {
+        if MESSAGES.get() != seen {
             return Poll::Ready(());
         }
-        KEEPER.set(Some(context.waker().clone()));
+        POLL_WAKER.set(Some(context.waker().clone()));
         Poll::Pending
     };
-    std::future::poll_fn(said).await;
+    std::future::poll_fn(arrived).await;
 }
 
 /// Action after a poll.
 #[derive(Debug, PartialEq)]
-enum Next {
+enum PollAction {
     Look,
     /// Sleep until the next message.
     Sleep,
@@ -98,7 +98,7 @@ enum Next {
     Rest(Duration),
 }
 
-struct Vigil {
+struct PollBudget {
     /// Time of the last message found.
     since: Instant,
     credit: u32,
@@ -107,41 +107,41 @@ struct Vigil {
     rest: Duration,
 }
 
-impl Vigil {
-    fn new(now: Instant) -> Vigil {
-        Vigil { since: now, credit: CREDIT_AFTER_REST, found: 0, rest: REST_MIN }
+impl PollBudget {
+    fn new(now: Instant) -> PollBudget {
+        PollBudget { since: now, credit: CREDIT_AFTER_REST, found: 0, rest: REST_MIN }
     }
 
     /// A message arrived at a sleeping thread.
-    fn begin(&mut self, now: Instant, said: u64) -> Next {
+    fn begin(&mut self, now: Instant, messages: u64) -> PollAction {
         self.since = now;
-        if said >= CROWD { self.rest() } else { Next::Look }
+        if messages >= MESSAGES_MANY { self.rest() } else { PollAction::Look }
     }
 
-    /// After a poll that found `said` messages; before it the core was yielded, for `away`.
-    fn look(&mut self, now: Instant, said: u64, away: Duration) -> Next {
-        if away > AWAY_MAX || said >= CROWD {
+    /// After a poll that found `messages` messages; before it the core was yielded, for `away`.
+    fn look(&mut self, now: Instant, messages: u64, away: Duration) -> PollAction {
+        if away > AWAY_MAX || messages >= MESSAGES_MANY {
             return self.rest();
         }
-        if said > 0 {
+        if messages > 0 {
             self.since = now;
             self.found = self.found.saturating_add(1);
             self.credit = (self.credit + 1).min(CREDIT_MAX);
-            return Next::Look;
+            return PollAction::Look;
         }
         if now.duration_since(self.since) < AWAKE {
-            return Next::Look;
+            return PollAction::Look;
         }
         self.credit = self.credit.saturating_sub(PRICE);
-        if self.credit == 0 { self.rest() } else { Next::Sleep }
+        if self.credit == 0 { self.rest() } else { PollAction::Sleep }
     }
 
     /// Pauses get longer while polling does not pay between them.
-    fn rest(&mut self) -> Next {
-        self.rest = if self.found >= WORTH { REST_MIN } else { (self.rest * 2).min(REST_MAX) };
+    fn rest(&mut self) -> PollAction {
+        self.rest = if self.found >= PAYING_MIN { REST_MIN } else { (self.rest * 2).min(REST_MAX) };
         self.found = 0;
         self.credit = CREDIT_AFTER_REST;
-        Next::Rest(self.rest)
+        PollAction::Rest(self.rest)
     }
 }
 
@@ -153,19 +153,19 @@ mod tests {
 
     /// Simulates a thread with a message every `gap`, for a second. Returns the share of time spent polling,
     /// and how many messages found the thread awake.
-    fn share(gap: Duration, said: u64, away: Duration) -> (f64, f64) {
+    fn share(gap: Duration, weight: u64, away: Duration) -> (f64, f64) {
         let start = Instant::now();
         let end = start + Duration::from_secs(1);
-        let mut vigil = Vigil::new(start);
+        let mut budget = PollBudget::new(start);
         let (mut looking, mut awake, mut messages) = (Duration::ZERO, 0, 0);
         let mut now = start;
         while now < end {
             // Asleep: the next message wakes the thread.
             now += gap;
             messages += 1;
-            let mut next = vigil.begin(now, said);
+            let mut next = budget.begin(now, weight);
             let mut next_at = now + gap;
-            while next == Next::Look && now < end {
+            while next == PollAction::Look && now < end {
                 now += LOOK.max(away);
                 looking += LOOK;
                 let has_come = now >= next_at;
@@ -174,9 +174,9 @@ mod tests {
                     messages += 1;
                     awake += 1;
                 }
-                next = vigil.look(now, if has_come { said } else { 0 }, away);
+                next = budget.look(now, if has_come { weight } else { 0 }, away);
             }
-            if let Next::Rest(pause) = next {
+            if let PollAction::Rest(pause) = next {
                 messages += pause.as_nanos() / gap.as_nanos();
                 now += pause;
             }
@@ -197,47 +197,48 @@ mod tests {
         let rows = [
             ("far between", Duration::from_millis(1), 1, Duration::ZERO),
             ("seldom", Duration::from_millis(20), 1, Duration::ZERO),
-            ("a crowd", Duration::from_micros(50), 8, Duration::ZERO),
+            ("many senders", Duration::from_micros(50), 8, Duration::ZERO),
             ("others want the core", Duration::from_micros(100), 1, Duration::from_millis(3)),
         ];
-        for (row, gap, said, away) in rows {
-            let (looking, _) = share(gap, said, away);
+        for (row, gap, messages, away) in rows {
+            let (looking, _) = share(gap, messages, away);
             assert!(looking < 0.02, "{row}: {looking}");
         }
     }
 
     #[test]
-    fn a_worthy_vigil_rests_shortly_and_a_vain_one_longer_each_time() {
+    fn a_paying_poll_rests_shortly_and_a_vain_one_longer_each_time() {
         let now = Instant::now();
-        let mut vigil = Vigil::new(now);
-        let pauses: Vec<Next> = (0..5).map(|_| vigil.look(now, CROWD, Duration::ZERO)).collect();
-        let millis = [20, 40, 80, 100, 100].map(|millis| Next::Rest(Duration::from_millis(millis)));
+        let mut budget = PollBudget::new(now);
+        let pauses: Vec<PollAction> =
+            (0..5).map(|_| budget.look(now, MESSAGES_MANY, Duration::ZERO)).collect();
+        let millis = [20, 40, 80, 100, 100].map(|millis| PollAction::Rest(Duration::from_millis(millis)));
         assert_eq!(pauses, millis);
-        for _ in 0..WORTH {
-            assert_eq!(vigil.look(now, 1, Duration::ZERO), Next::Look);
+        for _ in 0..PAYING_MIN {
+            assert_eq!(budget.look(now, 1, Duration::ZERO), PollAction::Look);
         }
-        assert_eq!(vigil.look(now, 1, AWAY_MAX * 2), Next::Rest(REST_MIN));
+        assert_eq!(budget.look(now, 1, AWAY_MAX * 2), PollAction::Rest(REST_MIN));
     }
 
     #[tokio::test]
     async fn a_message_wakes_the_keeper_and_silence_lets_the_thread_sleep() {
-        let keeper = tokio::spawn(keep());
+        let waker = tokio::spawn(keep());
         tokio::task::yield_now().await;
         let is_waiting = || {
-            let keeper = KEEPER.take();
-            let is_waiting = keeper.is_some();
-            KEEPER.set(keeper);
+            let waker = POLL_WAKER.take();
+            let is_waiting = waker.is_some();
+            POLL_WAKER.set(waker);
             is_waiting
         };
         let may_watch = thread::available_parallelism().is_ok_and(|count| count.get() > 1);
         assert_eq!(is_waiting(), may_watch);
         note(0, UNIT_BYTES - 1);
-        assert_eq!(is_waiting(), may_watch, "nothing was said");
+        assert_eq!(is_waiting(), may_watch, "nothing was messages");
         note(1, 0);
         assert!(!is_waiting(), "it is awake");
         while may_watch && !is_waiting() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        keeper.abort();
+        waker.abort();
     }
 }

@@ -68,6 +68,12 @@ pub enum StreamPurpose {
     /// Requests of `causeway doctor`, answered with JSON. A peer that does not know this purpose refuses the
     /// stream.
     Diagnose = 7,
+    /// Sealed packets of layer 3, as datagrams, to the gateway that the header names. A peer that does not know this
+    /// purpose refuses the stream.
+    Packets = 8,
+    /// The Kubernetes API at the edge: subscriptions and requests, as the target says. A peer that does not know this
+    /// purpose refuses the stream.
+    Kubernetes = 9,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +98,8 @@ impl StreamHeader {
             4 => StreamPurpose::Node,
             5 => StreamPurpose::Api,
             7 => StreamPurpose::Diagnose,
+            8 => StreamPurpose::Packets,
+            9 => StreamPurpose::Kubernetes,
             _ => return None,
         })
     }

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::admission_backlog::AdmissionBacklog;
-use crate::lock::lock;
+use causeway_api::sync::MutexExt;
 
 /// Slots at the start: a tenth of a second of work for two cores.
 const SLOTS_FIRST: f64 = 128.0;
@@ -122,13 +122,13 @@ impl HandshakeSlots {
 
     fn with_backlog(&self, ask: fn(&mut AdmissionBacklog, Instant, usize) -> Duration) -> Duration {
         let waiting = self.waiting.load(Ordering::Relaxed);
-        let mut backlog = lock(&self.backlog);
+        let mut backlog = self.backlog.lock_ignoring_poison();
         ask(&mut backlog, Instant::now(), waiting)
     }
 
     /// Returns whether at least as many clients wait as are served.
     pub(super) fn is_crowded(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) as f64 >= lock(&self.concurrency).target
+        self.waiting.load(Ordering::Relaxed) as f64 >= self.concurrency.lock_ignoring_poison().target
     }
 }
 
@@ -159,17 +159,17 @@ pub struct HandshakeSlot {
 impl HandshakeSlot {
     /// Returns the measured rate of completed handshakes per second while all slots were taken.
     pub fn served_per_second(&self) -> u32 {
-        lock(&self.slots.backlog).served_per_second()
+        self.slots.backlog.lock_ignoring_poison().served_per_second()
     }
 }
 
 impl Drop for HandshakeSlot {
     fn drop(&mut self) {
         let is_full = self.slots.permits.available_permits() == 0;
-        let mut concurrency = lock(&self.slots.concurrency);
+        let mut concurrency = self.slots.concurrency.lock_ignoring_poison();
         let free = concurrency.handle_left(self.since.elapsed(), is_full);
         drop(concurrency);
-        let mut backlog = lock(&self.slots.backlog);
+        let mut backlog = self.slots.backlog.lock_ignoring_poison();
         backlog.handle_left(Instant::now(), is_full);
         drop(backlog);
         self.slots.permits.add_permits(free);

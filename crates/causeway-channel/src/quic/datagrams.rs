@@ -16,8 +16,8 @@ use tokio::sync::Notify;
 
 use super::LinkCounters;
 use super::workarounds::datagram_gate::DatagramGate;
-use crate::lock::lock;
 use crate::wire::datagrams::{NUMBER_BYTES_MAX, beside, read_beside};
+use causeway_api::sync::MutexExt;
 
 /// Bound of datagrams in one mailbox: a burst, while the reader waits for a processor. Further datagrams are
 /// dropped.
@@ -124,7 +124,7 @@ impl Datagrams {
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<u64, Weak<DatagramMailbox>>> {
-        lock(&self.mailboxes)
+        self.mailboxes.lock_ignoring_poison()
     }
 }
 
@@ -161,7 +161,7 @@ impl DatagramMailbox {
         let waiting = datagrams.buffer_bytes.saturating_sub(connection.datagram_send_buffer_space());
         // quinn reports the entry of the next datagram as taken even when the queue is empty.
         let waiting = waiting.saturating_sub(ENTRY_BYTES);
-        let mut gate = lock(&datagrams.gate);
+        let mut gate = datagrams.gate.lock_ignoring_poison();
         if !gate.admits(payload.len(), waiting, Instant::now()) {
             return false;
         }
@@ -210,7 +210,7 @@ impl DatagramMailbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents> {
-        lock(&self.contents)
+        self.contents.lock_ignoring_poison()
     }
 }
 

@@ -24,7 +24,7 @@ use super::workarounds::receive_thread::ReceiveThread;
 use super::workarounds::refusing_handshake::RefusingHandshake;
 use super::{QuicLink, QuicOptions, certificate};
 use crate::link::{CHANNEL_ALPN, CloseReason, Link, LinkLimits, REPLICA_ALPN};
-use crate::lock::lock;
+use causeway_api::sync::MutexExt;
 
 /// After a restart of the cloud, resets go to all of its edges within seconds. A reset is smaller than the
 /// packet it answers, so it cannot be used for amplification.
@@ -153,7 +153,7 @@ impl QuicServer {
     // Rebuilt when the certificate has changed.
     fn config(&self, is_inside: bool) -> io::Result<Arc<ServerConfig>> {
         let live = self.tls.load_full();
-        let mut ready = lock(&self.current);
+        let mut ready = self.current.lock_ignoring_poison();
         if !Arc::ptr_eq(&ready.tls, &live) {
             let mut config = self.template.clone();
             config.crypto = Arc::new(quic_tls(&live)?);

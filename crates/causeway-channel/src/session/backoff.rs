@@ -55,15 +55,15 @@ impl Backoff {
         self.hint = hint.min(HINT_MAX);
     }
 
-    /// Returns the wait after the loss of a session, for dice between 0 and 1: the first attempt of every
+    /// Returns the wait after the loss of a session, for a jitter between 0 and 1: the first attempt of every
     /// edge falls into the hint.
-    pub fn pause_after_loss(&self, dice: f64) -> Duration {
-        self.span().max(self.hint).mul_f64(dice.clamp(0.0, 1.0))
+    pub fn pause_after_loss(&self, jitter: f64) -> Duration {
+        self.span().max(self.hint).mul_f64(jitter.clamp(0.0, 1.0))
     }
 
     /// Returns the wait after a failed attempt. `not_before` is the time named by a refusal; the jitter is
     /// added to it.
-    pub fn pause(&self, not_before: Duration, dice: f64) -> Duration {
+    pub fn pause(&self, not_before: Duration, jitter: f64) -> Duration {
         let (least, span) = match self.hint > self.span() {
             true => {
                 // The hint was too small.
@@ -72,13 +72,13 @@ impl Backoff {
             }
             false => (Duration::ZERO, self.span()),
         };
-        not_before.min(HINT_MAX) + least + span.mul_f64(dice.clamp(0.0, 1.0))
+        not_before.min(HINT_MAX) + least + span.mul_f64(jitter.clamp(0.0, 1.0))
     }
 
     /// Returns the wait of an edge that a busy cloud gave a time. These times are already spread; the small
     /// addition separates edges that got the same time from two replicas.
-    pub fn pause_in_line(&self, told: Duration, dice: f64) -> Duration {
-        told.min(HINT_MAX) + FIRST.mul_f64(dice.clamp(0.0, 1.0))
+    pub fn pause_in_line(&self, told: Duration, jitter: f64) -> Duration {
+        told.min(HINT_MAX) + FIRST.mul_f64(jitter.clamp(0.0, 1.0))
     }
 
     /// Returns whether the fleet cannot be served within an ordinary pause.
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn who_was_not_served_within_the_hint_comes_after_the_others() {
         for (failures, times) in [(0, 1), (1, 2), (9, 2)] {
-            let pause = |dice| after(failures, 10_000).pause(Duration::ZERO, dice).as_millis();
+            let pause = |jitter| after(failures, 10_000).pause(Duration::ZERO, jitter).as_millis();
             assert_eq!((pause(0.0), pause(0.5), pause(1.0)), (2_500 * times, 5_000 * times, 7_500 * times));
         }
         assert_eq!(after(9, 1_000).pause(Duration::ZERO, 0.0), Duration::ZERO, "a small fleet need not");

@@ -2,7 +2,7 @@
 //!
 //! Any byte of the peer is a sign of life. After a silence, of the peer or of this end, one ping; unanswered,
 //! three quick probes; then the link is dead, `GIVE_UP` after the first ping. Values in, values out; time and
-//! dice are arguments.
+//! jitter are arguments.
 
 use std::time::{Duration, Instant};
 
@@ -99,8 +99,8 @@ impl Keepalive {
     }
 
     /// Returns the due action. After `Ask`, the ping counts as sent.
-    pub fn next(&mut self, now: Instant, dice: f64) -> KeepaliveAction {
-        self.plan_again(now, dice);
+    pub fn next(&mut self, now: Instant, jitter: f64) -> KeepaliveAction {
+        self.plan_again(now, jitter);
         let due = self.due();
         if now < due {
             return KeepaliveAction::Wait(due);
@@ -133,10 +133,10 @@ impl Keepalive {
     // The cloud sometimes sends a message to all its edges. If each pinged one interval after it, they would
     // ping together, and from then on always: twenty thousand at one moment, and answers so late that packets
     // are repeated.
-    fn plan_again(&mut self, now: Instant, dice: f64) {
+    fn plan_again(&mut self, now: Instant, jitter: f64) {
         if self.question.is_none() && now >= self.plan && self.heard > self.known {
             let left = (self.heard + self.every).saturating_duration_since(now);
-            (self.plan, self.known) = (now + left.mul_f64(dice.clamp(0.0, 1.0)), self.heard);
+            (self.plan, self.known) = (now + left.mul_f64(jitter.clamp(0.0, 1.0)), self.heard);
         }
     }
 

@@ -29,6 +29,9 @@ const EVIDENCE_AGE_MAX: Duration = Duration::from_secs(30);
 const LOSS_PER_MILLE_MAX: u64 = 5;
 /// Round trips above this make every lost packet expensive for TCP, so the path must be free of loss.
 const SHORT_RTT: Duration = Duration::from_millis(5);
+/// Loss of this much, in lost bytes per 1,000, is no property of a line: UDP is throttled on the way, and TCP may not be.
+/// TCP is tried; pings that take long give it up again.
+const THROTTLED_PER_MILLE_MIN: u64 = 100;
 /// A path that lost packets is judged again after this time.
 const LOSSY_PAUSE: Duration = Duration::from_secs(60);
 /// A gateway whose address changed keeps new streams on QUIC for this long.
@@ -84,7 +87,19 @@ pub struct SecondaryPolicy {
     base: Option<(Instant, PathStats, PathStats)>,
     paused_until: Option<Instant>,
     failures: u32,
+    /// The last verdict was that UDP is throttled.
+    is_throttled: bool,
     reason: &'static str,
+}
+
+/// The loss of real traffic over QUIC on a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PathVerdict {
+    Clean,
+    /// It loses packets, as TCP would too.
+    Lossy,
+    /// The loss is that of throttled UDP.
+    Throttled,
 }
 
 impl SecondaryPolicy {
@@ -95,6 +110,7 @@ impl SecondaryPolicy {
             base: None,
             paused_until: None,
             failures: 0,
+            is_throttled: false,
             reason: REASON_IDLE,
         }
     }
@@ -133,7 +149,10 @@ impl SecondaryPolicy {
             return SecondaryAction::Retire;
         }
         self.phase = LinkPhase::Open { since: now, idle_since: Some(now), slow: 0 };
-        self.reason = REASON_CLEAN;
+        self.reason = match self.is_throttled {
+            true => REASON_THROTTLED,
+            false => REASON_CLEAN,
+        };
         SecondaryAction::Wait
     }
 
@@ -203,11 +222,12 @@ impl SecondaryPolicy {
                     self.reason = REASON_MEASURING;
                     return SecondaryAction::Wait;
                 }
-                Some(false) => {
+                Some(PathVerdict::Lossy) => {
                     self.pause(now, LOSSY_PAUSE, REASON_LOSSY);
                     return SecondaryAction::Wait;
                 }
-                Some(true) => {}
+                Some(PathVerdict::Throttled) => self.is_throttled = true,
+                Some(PathVerdict::Clean) => self.is_throttled = false,
             },
         }
         self.paused_until = None;
@@ -215,8 +235,8 @@ impl SecondaryPolicy {
         SecondaryAction::Open
     }
 
-    /// Is the path clean? `None`: too little has crossed it.
-    fn verdict(&mut self, now: Instant, sample: &PathSample) -> Option<bool> {
+    /// Judges the path. `None`: too little has crossed it.
+    fn verdict(&mut self, now: Instant, sample: &PathSample) -> Option<PathVerdict> {
         let fresh = self.base.filter(|(since, ..)| now.saturating_duration_since(*since) < EVIDENCE_AGE_MAX);
         let (_, ours, theirs) = *self.base.insert(fresh.unwrap_or((now, sample.ours, sample.theirs)));
         let directions = [since(sample.ours, ours), since(sample.theirs, theirs)];
@@ -226,10 +246,17 @@ impl SecondaryPolicy {
         }
         self.base = None;
         let tolerated = if sample.rtt < SHORT_RTT { LOSS_PER_MILLE_MAX } else { 0 };
-        let is_clean = |path: &PathStats| {
-            path.lost_bytes * 1000 <= (path.acknowledged_bytes + path.lost_bytes) * tolerated
+        let loses = |per_mille: u64| {
+            let is_above = |path: &PathStats| {
+                path.lost_bytes * 1000 > (path.acknowledged_bytes + path.lost_bytes) * per_mille
+            };
+            directions.iter().any(is_above)
         };
-        Some(directions.iter().all(is_clean))
+        Some(match loses(tolerated) {
+            false => PathVerdict::Clean,
+            true if loses(THROTTLED_PER_MILLE_MIN) => PathVerdict::Throttled,
+            true => PathVerdict::Lossy,
+        })
     }
 
     fn pause(&mut self, now: Instant, time: Duration, reason: &'static str) {
@@ -248,6 +275,7 @@ const REASON_MOVED: &str = "QUIC: the address changed in the last ten minutes";
 const REASON_FAILED: &str = "QUIC: the TCP link failed";
 const REASON_SLOW: &str = "QUIC: the TCP link answered slowly";
 const REASON_SURVIVAL: &str = "QUIC: prefer is survival";
+const REASON_THROTTLED: &str = "TCP: UDP loses a tenth of its packets or more";
 const REASON_CLEAN: &str = "TCP: the path is clean and stable";
 
 fn since(now: PathStats, base: PathStats) -> PathStats {
@@ -297,6 +325,10 @@ mod tests {
         check(Auto, (EVIDENCE_BYTES, 10_000), 1, Wait);
         check(Auto, (EVIDENCE_BYTES, 0), 40, Open);
         check(Auto, (EVIDENCE_BYTES, 1_500), 40, Wait);
+        check(Auto, (EVIDENCE_BYTES, EVIDENCE_BYTES / 20), 40, Wait);
+        // Throttled rather than lossy.
+        check(Auto, (EVIDENCE_BYTES, EVIDENCE_BYTES / 5), 40, Open);
+        check(Survival, (EVIDENCE_BYTES, EVIDENCE_BYTES / 5), 40, Wait);
         check(Speed, (0, 0), 40, Open);
         check(Survival, (EVIDENCE_BYTES, 0), 1, Wait);
     }

@@ -1,7 +1,7 @@
 //! Keeps one session between an edge and the cloud, whatever happens to the link.
 //!
 //! Events come in through `handle_*`, actions go out through `next_action`, and `next_timeout` tells when to
-//! call `handle_timeout`. Time and dice are arguments. A link has one ID from the attempt that dials it to
+//! call `handle_timeout`. Time and jitter are arguments. A link has one ID from the attempt that dials it to
 //! its end, so that events of an old link never affect a new one.
 
 use std::collections::VecDeque;
@@ -243,7 +243,7 @@ impl Supervisor {
         self.epoch
     }
 
-    pub fn handle_timeout(&mut self, now: Instant, dice: f64) {
+    pub fn handle_timeout(&mut self, now: Instant, jitter: f64) {
         match &mut self.phase {
             Phase::BackingOff { until, .. } | Phase::Enrolling { until } if now >= *until => {
                 self.connect(now)
@@ -251,23 +251,23 @@ impl Supervisor {
             Phase::Connecting(attempt) if now >= attempt.deadline => {
                 let link = attempt.link;
                 self.actions.push_back(SupervisorAction::Abandon { link });
-                self.handle_failed(now, link, AttemptFailure::Unanswered, dice);
+                self.handle_failed(now, link, AttemptFailure::Unanswered, jitter);
             }
             Phase::Ready(session, _) | Phase::Draining(session, _) => {
                 let late = now.saturating_duration_since(session.keepalive.due());
                 session.keepalive.handle_late(late);
-                match session.keepalive.next(now, dice) {
-                    KeepaliveAction::Wait(_) => self.advance(now, dice),
+                match session.keepalive.next(now, jitter) {
+                    KeepaliveAction::Wait(_) => self.advance(now, jitter),
                     KeepaliveAction::Ask => {
                         self.pings += 1;
                         self.actions
                             .push_back(SupervisorAction::Ping { link: session.link, nonce: self.pings });
-                        self.advance(now, dice);
+                        self.advance(now, jitter);
                     }
                     KeepaliveAction::Dead => {
                         self.actions
                             .push_back(SupervisorAction::Close { link: session.link, code: CloseCode::Dead });
-                        self.lose(now, CloseCode::Dead, true, dice);
+                        self.lose(now, CloseCode::Dead, true, jitter);
                     }
                 }
             }
@@ -315,7 +315,7 @@ impl Supervisor {
     }
 
     /// The attempt gave no session.
-    pub fn handle_failed(&mut self, now: Instant, link: LinkId, failure: AttemptFailure, dice: f64) {
+    pub fn handle_failed(&mut self, now: Instant, link: LinkId, failure: AttemptFailure, jitter: f64) {
         if self.attempt_mut(link).is_none() {
             return;
         }
@@ -329,11 +329,11 @@ impl Supervisor {
                 self.actions.push_back(SupervisorAction::Renew);
             }
         }
-        let mut pause = self.backoff.pause(not_before, dice);
+        let mut pause = self.backoff.pause(not_before, jitter);
         self.is_patient = matches!(failure, AttemptFailure::Busy { .. });
         if let AttemptFailure::Busy { retry_after } = failure {
             not_before = retry_after;
-            pause = self.backoff.pause_in_line(retry_after, dice);
+            pause = self.backoff.pause_in_line(retry_after, jitter);
         }
         match &mut self.phase {
             Phase::Ready(_, next @ Next::Better(_)) | Phase::Draining(_, next @ Next::Better(_)) => {
@@ -356,13 +356,13 @@ impl Supervisor {
     }
 
     /// The link has ended, closed by either end or lost.
-    pub fn handle_closed(&mut self, now: Instant, link: LinkId, code: CloseCode, dice: f64) {
+    pub fn handle_closed(&mut self, now: Instant, link: LinkId, code: CloseCode, jitter: f64) {
         if self.current() == Some(link) {
             // A report of the end, also from a cloud that does not know the link, is no silence.
-            self.lose(now, code, false, dice);
+            self.lose(now, code, false, jitter);
         } else {
             // An attempt whose link broke before the welcome; events of past links are ignored.
-            self.handle_failed(now, link, AttemptFailure::Unreachable, dice);
+            self.handle_failed(now, link, AttemptFailure::Unreachable, jitter);
         }
     }
 
@@ -394,12 +394,12 @@ impl Supervisor {
         link: LinkId,
         deadline: Duration,
         hint: Duration,
-        dice: f64,
+        jitter: f64,
     ) {
         if self.current() != Some(link) {
             return;
         }
-        let at = now + hint.min(super::HINT_MAX).mul_f64(dice.clamp(0.0, 1.0));
+        let at = now + hint.min(super::HINT_MAX).mul_f64(jitter.clamp(0.0, 1.0));
         match std::mem::replace(&mut self.phase, Phase::Stopped) {
             Phase::Ready(mut session, next) | Phase::Draining(mut session, next) => {
                 session.ends = Some(now + deadline.min(super::HINT_MAX));
@@ -445,12 +445,12 @@ impl Supervisor {
     }
 
     /// There is a new certificate. A session continues under the old one and is replaced without hurry.
-    pub fn handle_identity(&mut self, now: Instant, dice: f64) {
+    pub fn handle_identity(&mut self, now: Instant, jitter: f64) {
         match &mut self.phase {
             Phase::BackingOff { until, not_before } => *until = now.max(*not_before),
             Phase::Enrolling { until } => *until = now,
             Phase::Ready(_, next @ (Next::Unplanned | Next::BetterAt(_))) => {
-                *next = Next::ReplaceAt(now + REPLACE_SPREAD.mul_f64(dice.clamp(0.0, 1.0)));
+                *next = Next::ReplaceAt(now + REPLACE_SPREAD.mul_f64(jitter.clamp(0.0, 1.0)));
             }
             // The running attempt presents the old certificate, and the cloud would end its session with it.
             Phase::Ready(_, next @ (Next::Better(_) | Next::Replace(_)))
@@ -483,7 +483,7 @@ impl Supervisor {
     }
 
     // Runs what is planned beside a working session.
-    fn advance(&mut self, now: Instant, dice: f64) {
+    fn advance(&mut self, now: Instant, jitter: f64) {
         let (Phase::Ready(_, next) | Phase::Draining(_, next)) = &mut self.phase else { return };
         if next.due().is_none_or(|due| now < due) {
             return;
@@ -502,7 +502,7 @@ impl Supervisor {
                 self.set_next(|_| late);
                 if let Some(link) = link {
                     self.actions.push_back(SupervisorAction::Abandon { link });
-                    self.handle_failed(now, link, AttemptFailure::Unanswered, dice);
+                    self.handle_failed(now, link, AttemptFailure::Unanswered, jitter);
                 }
             }
         }
@@ -516,7 +516,7 @@ impl Supervisor {
     }
 
     // The session is gone; the plan for its successor becomes the only plan.
-    fn lose(&mut self, now: Instant, code: CloseCode, is_silent: bool, dice: f64) {
+    fn lose(&mut self, now: Instant, code: CloseCode, is_silent: bool, jitter: f64) {
         let (session, next) = match std::mem::replace(&mut self.phase, Phase::Stopped) {
             Phase::Ready(session, next) | Phase::Draining(session, next) => (session, next),
             other => return self.phase = other,
@@ -545,7 +545,7 @@ impl Supervisor {
             Next::Better(attempt) if is_by_us => self.phase = Phase::Connecting(attempt),
             other => {
                 self.abandon(other);
-                let pause = self.backoff.pause_after_loss(dice);
+                let pause = self.backoff.pause_after_loss(jitter);
                 self.back_off(now, Duration::ZERO, pause);
             }
         }

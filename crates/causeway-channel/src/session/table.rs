@@ -108,11 +108,11 @@ impl<K: Clone + Eq + Hash, S: Clone> SessionTable<K, S> {
         let number = self.next;
         self.next += 1;
         self.sessions += 1;
-        let seat = SessionEntry { number, epoch, instance, session: session(number) };
+        let entry = SessionEntry { number, epoch, instance, session: session(number) };
         let gateway = self.gateways.entry(gateway.clone()).or_insert_with(Gateway::empty);
         gateway.highest_epoch = epoch;
         let orphaned = gateway.take_orphans(instance);
-        let superseded = gateway.current.replace(seat);
+        let superseded = gateway.current.replace(entry);
         gateway.lingering.extend(superseded.clone());
         let evicted = (gateway.lingering.len() > LINGERING_MAX).then(|| gateway.lingering.remove(0));
         self.sessions -= usize::from(evicted.is_some()) + orphaned.len();
@@ -144,12 +144,12 @@ impl<K: Clone + Eq + Hash, S: Clone> SessionTable<K, S> {
 
     /// Returns every session, lingering ones included.
     pub fn all(&self) -> impl Iterator<Item = (&K, &SessionEntry<S>)> {
-        self.gateways.iter().flat_map(|(name, gateway)| gateway.seats().map(move |seat| (name, seat)))
+        self.gateways.iter().flat_map(|(name, gateway)| gateway.entries().map(move |entry| (name, entry)))
     }
 
     /// Returns every session of one gateway, lingering ones included.
     pub fn all_of(&self, gateway: &K) -> impl Iterator<Item = &SessionEntry<S>> {
-        self.gateways.get(gateway).into_iter().flat_map(Gateway::seats)
+        self.gateways.get(gateway).into_iter().flat_map(Gateway::entries)
     }
 
     /// Returns the number of sessions, lingering ones included.
@@ -167,24 +167,24 @@ impl<S: Clone> Gateway<S> {
         Gateway { current: None, lingering: Vec::new(), highest_epoch: 0 }
     }
 
-    fn seats(&self) -> impl Iterator<Item = &SessionEntry<S>> {
+    fn entries(&self) -> impl Iterator<Item = &SessionEntry<S>> {
         self.current.iter().chain(&self.lingering)
     }
 
     /// Removes the sessions of other processes than `instance`.
     fn take_orphans(&mut self, instance: Option<Instance>) -> Vec<SessionEntry<S>> {
-        let is_orphan = |seat: &mut SessionEntry<S>| is_other_process(seat.instance, instance);
+        let is_orphan = |entry: &mut SessionEntry<S>| is_other_process(entry.instance, instance);
         let mut orphaned: Vec<SessionEntry<S>> = self.lingering.extract_if(.., is_orphan).collect();
         orphaned.extend(self.current.take_if(is_orphan));
         orphaned
     }
 
     fn remove(&mut self, number: u64) -> RemovedSession<S> {
-        if let Some(seat) = self.current.take_if(|seat| seat.number == number) {
+        if let Some(entry) = self.current.take_if(|entry| entry.number == number) {
             self.current = self.lingering.pop();
-            return RemovedSession::Current { session: seat.session, heir: self.current.clone() };
+            return RemovedSession::Current { session: entry.session, heir: self.current.clone() };
         }
-        match self.lingering.iter().position(|seat| seat.number == number) {
+        match self.lingering.iter().position(|entry| entry.number == number) {
             Some(place) => RemovedSession::Lingering(self.lingering.remove(place).session),
             None => RemovedSession::Unknown,
         }
@@ -199,11 +199,11 @@ mod tests {
 
     /// Admits under an epoch; the session is called by its epoch, so that rows read well.
     fn admit(
-        roster: &mut SessionTable<&'static str, u64>,
+        table: &mut SessionTable<&'static str, u64>,
         name: &'static str,
         epoch: u64,
     ) -> SessionAdmission<u64> {
-        roster.admit(&name, epoch, None, |_| epoch)
+        table.admit(&name, epoch, None, |_| epoch)
     }
 
     fn number(admission: &SessionAdmission<u64>) -> u64 {
@@ -215,86 +215,86 @@ mod tests {
 
     #[test]
     fn the_higher_epoch_has_the_seat() {
-        let mut roster = SessionTable::new(10);
-        let first = admit(&mut roster, "a", 5);
+        let mut table = SessionTable::new(10);
+        let first = admit(&mut table, "a", 5);
         let none = Vec::new();
         assert_eq!(
             first,
             SessionAdmission::Taken { number: 1, superseded: None, evicted: None, orphaned: none }
         );
-        assert_eq!(admit(&mut roster, "a", 4), SessionAdmission::Older { current_epoch: 5 });
-        assert_eq!(admit(&mut roster, "a", 5), SessionAdmission::Older { current_epoch: 5 });
-        let second = admit(&mut roster, "a", 6);
+        assert_eq!(admit(&mut table, "a", 4), SessionAdmission::Older { current_epoch: 5 });
+        assert_eq!(admit(&mut table, "a", 5), SessionAdmission::Older { current_epoch: 5 });
+        let second = admit(&mut table, "a", 6);
         let superseded = Some(SessionEntry { number: 1, epoch: 5, instance: None, session: 5 });
         assert_eq!(
             second,
             SessionAdmission::Taken { number: 2, superseded, evicted: None, orphaned: Vec::new() }
         );
-        assert_eq!(roster.current(&"a").unwrap().session, 6);
-        assert_eq!(roster.len(), 2, "the old one lingers");
-        assert_eq!(roster.all_current().count(), 1);
+        assert_eq!(table.current(&"a").unwrap().session, 6);
+        assert_eq!(table.len(), 2, "the old one lingers");
+        assert_eq!(table.all_current().count(), 1);
     }
 
     #[test]
     fn closing_an_old_session_never_disturbs_the_new_one() {
-        let mut roster = SessionTable::new(10);
-        let old = number(&admit(&mut roster, "a", 1));
-        let new = number(&admit(&mut roster, "a", 2));
-        assert_eq!(roster.remove(&"a", old), RemovedSession::Lingering(1));
-        assert_eq!(roster.remove(&"a", old), RemovedSession::Unknown, "twice is once");
-        assert_eq!(roster.remove(&"b", new), RemovedSession::Unknown, "of another gateway");
-        assert_eq!(roster.current(&"a").unwrap().number, new);
-        assert_eq!(roster.remove(&"a", new), RemovedSession::Current { session: 2, heir: None });
-        assert!(roster.is_empty() && roster.current(&"a").is_none());
+        let mut table = SessionTable::new(10);
+        let old = number(&admit(&mut table, "a", 1));
+        let new = number(&admit(&mut table, "a", 2));
+        assert_eq!(table.remove(&"a", old), RemovedSession::Lingering(1));
+        assert_eq!(table.remove(&"a", old), RemovedSession::Unknown, "twice is once");
+        assert_eq!(table.remove(&"b", new), RemovedSession::Unknown, "of another gateway");
+        assert_eq!(table.current(&"a").unwrap().number, new);
+        assert_eq!(table.remove(&"a", new), RemovedSession::Current { session: 2, heir: None });
+        assert!(table.is_empty() && table.current(&"a").is_none());
     }
 
     #[test]
     fn a_newer_session_that_ends_first_gives_the_seat_back() {
-        let mut roster = SessionTable::new(10);
-        let old = number(&admit(&mut roster, "a", 1));
-        let new = number(&admit(&mut roster, "a", 2));
+        let mut table = SessionTable::new(10);
+        let old = number(&admit(&mut table, "a", 1));
+        let new = number(&admit(&mut table, "a", 2));
         let heir = Some(SessionEntry { number: old, epoch: 1, instance: None, session: 1 });
-        assert_eq!(roster.remove(&"a", new), RemovedSession::Current { session: 2, heir: heir.clone() });
-        assert_eq!(roster.current(&"a"), heir.as_ref());
-        assert_eq!(roster.len(), 1);
-        assert_eq!(roster.remove(&"a", old), RemovedSession::Current { session: 1, heir: None });
-        assert!(roster.is_empty());
+        assert_eq!(table.remove(&"a", new), RemovedSession::Current { session: 2, heir: heir.clone() });
+        assert_eq!(table.current(&"a"), heir.as_ref());
+        assert_eq!(table.len(), 1);
+        assert_eq!(table.remove(&"a", old), RemovedSession::Current { session: 1, heir: None });
+        assert!(table.is_empty());
     }
 
     #[test]
     fn while_an_old_link_lingers_its_epoch_is_not_forgotten() {
-        let mut roster = SessionTable::new(10);
-        admit(&mut roster, "a", 1);
-        let new = number(&admit(&mut roster, "a", 9));
-        roster.remove(&"a", new);
-        assert_eq!(admit(&mut roster, "a", 5), SessionAdmission::Older { current_epoch: 9 });
-        assert!(matches!(admit(&mut roster, "a", 10), SessionAdmission::Taken { superseded: Some(_), .. }));
+        let mut table = SessionTable::new(10);
+        admit(&mut table, "a", 1);
+        let new = number(&admit(&mut table, "a", 9));
+        table.remove(&"a", new);
+        assert_eq!(admit(&mut table, "a", 5), SessionAdmission::Older { current_epoch: 9 });
+        assert!(matches!(admit(&mut table, "a", 10), SessionAdmission::Taken { superseded: Some(_), .. }));
     }
 
     #[test]
     fn a_full_replica_takes_no_new_gateway_and_lets_the_old_ones_move() {
-        let mut roster = SessionTable::new(2);
-        let first = number(&admit(&mut roster, "a", 1));
-        admit(&mut roster, "b", 1);
-        assert_eq!(admit(&mut roster, "c", 1), SessionAdmission::Full);
-        assert!(matches!(admit(&mut roster, "a", 2), SessionAdmission::Taken { .. }));
-        roster.remove(&"a", first);
-        assert_eq!(admit(&mut roster, "c", 1), SessionAdmission::Full);
+        let mut table = SessionTable::new(2);
+        let first = number(&admit(&mut table, "a", 1));
+        admit(&mut table, "b", 1);
+        assert_eq!(admit(&mut table, "c", 1), SessionAdmission::Full);
+        assert!(matches!(admit(&mut table, "a", 2), SessionAdmission::Taken { .. }));
+        table.remove(&"a", first);
+        assert_eq!(admit(&mut table, "c", 1), SessionAdmission::Full);
     }
 
     #[test]
     fn an_edge_that_moves_all_the_time_keeps_few_old_links() {
-        let mut roster = SessionTable::new(10);
+        let mut table = SessionTable::new(10);
         let evicted = |admission| match admission {
-            SessionAdmission::Taken { evicted, .. } => evicted.map(|seat: SessionEntry<u64>| seat.session),
+            SessionAdmission::Taken { evicted, .. } => evicted.map(|entry: SessionEntry<u64>| entry.session),
             other => unreachable!("{other:?}"),
         };
         for epoch in 1..=5 {
-            assert_eq!(evicted(admit(&mut roster, "a", epoch)), None);
+            assert_eq!(evicted(admit(&mut table, "a", epoch)), None);
         }
-        assert_eq!(evicted(admit(&mut roster, "a", 6)), Some(1));
-        assert_eq!(evicted(admit(&mut roster, "a", 7)), Some(2));
-        assert_eq!(roster.len(), 1 + LINGERING_MAX);
+        assert_eq!(evicted(admit(&mut table, "a", 6)), Some(1));
+        assert_eq!(evicted(admit(&mut table, "a", 7)), Some(2));
+        assert_eq!(table.len(), 1 + LINGERING_MAX);
     }
 
     #[test]
@@ -303,23 +303,23 @@ mod tests {
         // its process.
         let check = |before: &[u8], new: u8, lingers: &[u64], orphaned: &[u64]| {
             let named = |instance: u8| (instance > 0).then_some(Instance::from(instance));
-            let mut roster = SessionTable::new(10);
+            let mut table = SessionTable::new(10);
             for (index, instance) in before.iter().enumerate() {
                 let epoch = index as u64 + 1;
-                roster.admit(&"a", epoch, named(*instance), |_| epoch);
+                table.admit(&"a", epoch, named(*instance), |_| epoch);
             }
-            let admission = roster.admit(&"a", 9, named(new), |_| 9);
+            let admission = table.admit(&"a", 9, named(new), |_| 9);
             let SessionAdmission::Taken { superseded, orphaned: ended, .. } = admission else {
                 unreachable!()
             };
-            let mut ended: Vec<u64> = ended.iter().map(|seat| seat.session).collect();
+            let mut ended: Vec<u64> = ended.iter().map(|entry| entry.session).collect();
             ended.sort_unstable();
-            let mut left: Vec<u64> = roster.all().map(|(_, seat)| seat.session).collect();
+            let mut left: Vec<u64> = table.all().map(|(_, entry)| entry.session).collect();
             left.sort_unstable();
             let expected: Vec<u64> = lingers.iter().copied().chain([9]).collect();
             assert_eq!((left, ended), (expected, orphaned.to_vec()), "{before:?} then {new}");
-            assert_eq!(superseded.map(|seat| seat.session), lingers.iter().copied().max());
-            assert_eq!(roster.len(), lingers.len() + 1);
+            assert_eq!(superseded.map(|entry| entry.session), lingers.iter().copied().max());
+            assert_eq!(table.len(), lingers.len() + 1);
         };
         check(&[], 1, &[], &[]);
         // A change of transport of one process.
@@ -339,13 +339,13 @@ mod tests {
         fn counts_agree_and_the_seat_belongs_to_the_highest(
             steps in proptest::collection::vec((0..3usize, 0..12u64, any::<bool>()), 0..60),
         ) {
-            let mut roster = SessionTable::new(usize::MAX);
+            let mut table = SessionTable::new(usize::MAX);
             let mut taken: Vec<(usize, u64)> = Vec::new();
             for (gateway, value, admits) in steps {
                 let name = ["a", "b", "c"][gateway];
                 if admits {
-                    let before = roster.current(&name).map(|seat| seat.epoch);
-                    match admit(&mut roster, name, value) {
+                    let before = table.current(&name).map(|entry| entry.epoch);
+                    match admit(&mut table, name, value) {
                         SessionAdmission::Taken { number, .. } => {
                             prop_assert!(before.is_none_or(|epoch| epoch < value));
                             taken.push((gateway, number));
@@ -355,18 +355,18 @@ mod tests {
                     }
                 } else if let Some((gateway, number)) = taken.get(value as usize).copied() {
                     let name = ["a", "b", "c"][gateway];
-                    let before = roster.current(&name).map(|seat| seat.number);
-                    roster.remove(&name, number);
-                    let after = roster.current(&name).map(|seat| seat.number);
+                    let before = table.current(&name).map(|entry| entry.number);
+                    table.remove(&name, number);
+                    let after = table.current(&name).map(|entry| entry.number);
                     match before == Some(number) {
                         true => prop_assert!(after.is_none_or(|heir| heir < number)),
                         false => prop_assert_eq!(after, before),
                     }
                 }
-                prop_assert_eq!(roster.all().count(), roster.len());
-                for (peer, seat) in roster.all() {
-                    let current = roster.current(peer);
-                    prop_assert!(current.is_none_or(|current| current.epoch >= seat.epoch));
+                prop_assert_eq!(table.all().count(), table.len());
+                for (peer, entry) in table.all() {
+                    let current = table.current(peer);
+                    prop_assert!(current.is_none_or(|current| current.epoch >= entry.epoch));
                 }
             }
         }

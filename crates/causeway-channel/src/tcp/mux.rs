@@ -61,7 +61,7 @@ pub struct Mux {
     ping: Ping,
     ended: Option<LinkClosed>,
     last_heard: Instant,
-    figures: LinkStats,
+    stats: LinkStats,
     /// Waker of the sleeping driver, woken when there is data to send.
     driver: Option<Waker>,
     wakes: Vec<Waker>,
@@ -169,7 +169,7 @@ impl Mux {
             ping: Ping::default(),
             ended: None,
             last_heard: now,
-            figures: LinkStats::default(),
+            stats: LinkStats::default(),
             driver: None,
             wakes: Vec::new(),
             signals: MuxSignals::default(),
@@ -215,7 +215,7 @@ impl Mux {
     fn insert(&mut self, id: u32, own: bool, class: StreamPriority, send_credit: u32, recv_credit: u32) {
         let (send, recv) = (SendHalf::new(send_credit), RecvHalf::new(recv_credit));
         self.committed += recv.committed();
-        self.figures.streams_open += 1;
+        self.stats.streams_open += 1;
         self.peer_held += u32::from(!own);
         self.streams.insert(id, Box::new(MuxStream { own, class, counted: true, send, recv }));
     }
@@ -250,7 +250,7 @@ impl Mux {
     }
 
     pub fn count_malformed(&mut self) {
-        self.figures.streams_malformed += 1;
+        self.stats.streams_malformed += 1;
     }
 
     /// Queues a datagram. When too many are queued the oldest are dropped, because the newest has the most
@@ -259,7 +259,7 @@ impl Mux {
         self.check_open()?;
         debug_assert!(data.len() <= DATAGRAM_BYTES_MAX, "the link checks the size");
         let dropped = self.outgoing.datagrams.push(data, self.bounds.datagram_bytes_max);
-        self.figures.datagrams_dropped += dropped;
+        self.stats.datagrams_dropped += dropped;
         Ok(())
     }
 
@@ -290,8 +290,8 @@ impl Mux {
         self.last_heard
     }
 
-    pub fn figures(&self) -> LinkStats {
-        self.figures
+    pub fn stats(&self) -> LinkStats {
+        self.stats
     }
 
     /// Returns the bytes that the peer occupies or may occupy, unread and granted, and the bound that they
@@ -361,7 +361,7 @@ impl Mux {
             stream.counted = false;
             let open = if stream.own { &mut self.own_open } else { &mut self.peer_open };
             *open -= 1;
-            self.figures.streams_open -= 1;
+            self.stats.streams_open -= 1;
             self.signals.room |= stream.own;
         }
         if (is_over || self.ended.is_some()) && !stream.is_held() {

@@ -21,20 +21,20 @@ pub struct ReadAhead<T> {
     inner: T,
     buffer: BytesMut,
     /// Runtime whose I/O driver watches the socket.
-    home: Handle,
+    runtime: Handle,
 }
 
 impl<T> ReadAhead<T> {
-    pub fn new(inner: T, home: Handle) -> ReadAhead<T> {
-        ReadAhead { inner, buffer: BytesMut::new(), home }
+    pub fn new(inner: T, runtime: Handle) -> ReadAhead<T> {
+        ReadAhead { inner, buffer: BytesMut::new(), runtime }
     }
 
     pub fn get_ref(&self) -> &T {
         &self.inner
     }
 
-    pub fn home(&self) -> &Handle {
-        &self.home
+    pub fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 }
 

@@ -26,8 +26,8 @@ impl TcpSend {
         TcpSend { id, shared }
     }
 
-    pub fn home(&self) -> &Handle {
-        &self.shared.home
+    pub fn runtime(&self) -> &Handle {
+        &self.shared.runtime
     }
 
     pub fn reset(&mut self, code: ResetCode) {

@@ -59,7 +59,7 @@ async fn megabytes_go_both_ways_at_once() {
     assert!(echoed == expected, "{} of {} bytes came back right", echoed.len(), expected.len());
     writer.await.unwrap();
     assert!(edge.rtt().is_some(), "the round trip was measured on the way");
-    assert_eq!((edge.transport(), edge.figures().streams_open), (Transport::Tcp, 0));
+    assert_eq!((edge.transport(), edge.stats().streams_open), (Transport::Tcp, 0));
     drop((edge, recv));
     assert_eq!(soon(echo).await.unwrap().reason.code, CloseCode::Done);
 }
@@ -141,7 +141,7 @@ async fn a_stream_with_a_bad_header_is_reset_and_the_next_is_served() {
     frame::Frame::Open { stream: 3, credit: 0, header: &[] }.write(&mut bytes);
     edge.write_all(&bytes).await.unwrap();
     let (header, _stream) = soon(cloud.accept_stream()).await.unwrap();
-    assert_eq!((header, cloud.figures().streams_malformed), (StreamHeader::default(), 1));
+    assert_eq!((header, cloud.stats().streams_malformed), (StreamHeader::default(), 1));
 }
 
 #[tokio::test]

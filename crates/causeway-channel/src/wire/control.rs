@@ -47,7 +47,7 @@ pub enum EdgeMessageBody {
     #[prost(message, tag = "4")]
     NetmapRefused(NetmapRefused),
     #[prost(message, tag = "5")]
-    Upstream(SpoolBatch),
+    Spool(SpoolBatch),
     #[prost(message, tag = "6")]
     Goodbye(Goodbye),
     /// First message of a secondary link, instead of `Hello`.
@@ -86,6 +86,27 @@ pub struct Hello {
     /// dead.
     #[prost(bytes = "bytes", tag = "8")]
     pub instance: Bytes,
+    /// The tunnel of this gateway. Absent from an older edge, and where it is switched off: other gateways then exchange no
+    /// packets with it. An older cloud ignores it.
+    #[prost(message, optional, tag = "9")]
+    pub tunnel: Option<TunnelReport>,
+}
+
+/// The tunnel of a gateway, for the netmaps of its peers.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct TunnelReport {
+    /// An X25519 public key: 32 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub public_key: Bytes,
+    /// The UDP port it listens on.
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
+    /// The gateway has AES instructions.
+    #[prost(bool, tag = "3")]
+    pub aes: bool,
+    /// Addresses of the gateway, 4 or 16 bytes each, at which peers may try to reach it.
+    #[prost(bytes = "bytes", repeated, tag = "4")]
+    pub addresses: Vec<Bytes>,
 }
 
 /// Bytes of `Hello::instance`. A value of another length is read as absent.
@@ -209,11 +230,11 @@ pub enum CloudMessageBody {
     #[prost(message, tag = "4")]
     Netmap(NetmapUpdate),
     #[prost(message, tag = "5")]
-    UpstreamAck(SpoolAck),
+    SpoolAck(SpoolAck),
     #[prost(message, tag = "6")]
     Drain(DrainNotice),
     #[prost(message, tag = "7")]
-    News(EndpointUpdate),
+    Endpoints(EndpointUpdate),
     #[prost(message, tag = "8")]
     Hint(ReconnectHint),
     /// The answer to `JoinSession`.
@@ -422,10 +443,10 @@ macro_rules! wrapped {
 }
 
 wrapped!(EdgeMessage, EdgeMessageBody, Hello => Hello, Ping => Ping, NetmapAck => NetmapAck,
-    NetmapRefused => NetmapRefused, Upstream => SpoolBatch, Goodbye => Goodbye,
+    NetmapRefused => NetmapRefused, Spool => SpoolBatch, Goodbye => Goodbye,
     Join => JoinSession, Path => PathQuery);
 wrapped!(CloudMessage, CloudMessageBody, Welcome => Welcome, Refused => SessionRefused, Pong => Pong, Netmap => NetmapUpdate,
-    UpstreamAck => SpoolAck, Drain => DrainNotice, News => EndpointUpdate, Hint => ReconnectHint,
+    SpoolAck => SpoolAck, Drain => DrainNotice, Endpoints => EndpointUpdate, Hint => ReconnectHint,
     Joined => SessionJoined, Path => PathReport);
 
 #[derive(Debug, thiserror::Error)]

@@ -107,8 +107,8 @@ async fn ten_megabytes_come_back(transport: Transport) {
     assert!(back == data, "{} of {} bytes", back.len(), data.len());
     within(sender).await.unwrap();
     within(echo).await.unwrap();
-    let figures = pair.edge.figures();
-    assert!(figures.sent_bytes > 10 << 20 && figures.received_bytes > 10 << 20, "{figures:?}");
+    let stats = pair.edge.stats();
+    assert!(stats.sent_bytes > 10 << 20 && stats.received_bytes > 10 << 20, "{stats:?}");
     assert!(pair.edge.rtt().is_some_and(|rtt| rtt > Duration::ZERO));
 }
 
@@ -127,7 +127,7 @@ async fn a_half_that_is_closed_leaves_the_other_open(transport: Transport) {
     assert_eq!(bytes, b"answer");
     drop((opened, accepted));
     eventually("both ends count no stream", || {
-        pair.edge.figures().streams_open == 0 && pair.cloud.figures().streams_open == 0
+        pair.edge.stats().streams_open == 0 && pair.cloud.stats().streams_open == 0
     })
     .await;
 }

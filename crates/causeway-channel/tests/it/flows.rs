@@ -60,8 +60,8 @@ async fn until_beside(edge: &mut DatagramFlow, cloud: &mut DatagramFlow) {
 }
 
 fn counted(link: &Link) -> (u64, u64) {
-    let figures = link.figures();
-    (figures.datagrams_sent, figures.datagrams_received)
+    let stats = link.stats();
+    (stats.datagrams_sent, stats.datagrams_received)
 }
 
 async fn check(transport: Transport, is_known: bool, small: DatagramPath) {
@@ -125,7 +125,7 @@ async fn what_belongs_to_no_stream_is_dropped_and_counted() {
     until_beside(&mut edge, &mut cloud).await;
     // The link itself has no reader of datagrams.
     pair.edge.send_datagram(Bytes::from_static(b"whose?")).unwrap();
-    eventually("it is counted", || pair.cloud.figures().datagrams_dropped == 1).await;
+    eventually("it is counted", || pair.cloud.stats().datagrams_dropped == 1).await;
     // The cloud has forgotten the stream; the edge, whose half is still open, goes on.
     drop(cloud);
     let (mut other, mut here) = flow(&pair, true).await;
@@ -133,7 +133,7 @@ async fn what_belongs_to_no_stream_is_dropped_and_counted() {
     for _ in 0..10 {
         assert_eq!(edge.send.send(datagram(4, SMALL)).await.unwrap(), DatagramPath::Beside);
     }
-    eventually("they are counted", || pair.cloud.figures().datagrams_dropped == 11).await;
+    eventually("they are counted", || pair.cloud.stats().datagrams_dropped == 11).await;
     assert_eq!(
         cross(&mut other, &mut here, 5, SMALL).await,
         DatagramPath::Beside,
@@ -153,11 +153,11 @@ async fn what_nobody_reads_is_bounded_over_all_flows_of_a_link_together() {
         until_beside(&mut edge, &mut cloud).await;
         flows.push((edge, cloud));
     }
-    let before = pair.cloud.figures().datagrams_received;
+    let before = pair.cloud.stats().datagrams_received;
     // Each flow alone could hold more than 200 of them.
     let held_max = 8 * 16 * 1024 / SMALL as u64;
     let deadline = Instant::now() + DEADLINE;
-    while pair.cloud.figures().datagrams_dropped < 200 {
+    while pair.cloud.stats().datagrams_dropped < 200 {
         assert!(Instant::now() < deadline, "nothing is dropped");
         for (edge, _) in &mut flows {
             edge.send.send(datagram(2, SMALL)).await.unwrap();
@@ -165,13 +165,13 @@ async fn what_nobody_reads_is_bounded_over_all_flows_of_a_link_together() {
         // A sender that never waits takes a core and the lock of the connection; on a loaded machine the link hears nothing then.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let held = pair.cloud.figures().datagrams_received - before;
+    let held = pair.cloud.stats().datagrams_received - before;
     assert!(held > 100 && held <= held_max, "{held} of at most {held_max}");
     // The end of a flow frees space, and so does a reader.
     flows.truncate(1);
     let (edge, cloud) = &mut flows[0];
     let mut reading = 0;
-    while pair.cloud.figures().datagrams_received <= before + held + held_max {
+    while pair.cloud.stats().datagrams_received <= before + held + held_max {
         edge.send.send(datagram(3, SMALL)).await.unwrap();
         // Data on the stream behind them arrives in any case.
         while tokio::time::timeout(Duration::from_millis(1), cloud.recv.recv()).await.is_ok() {

@@ -8,6 +8,7 @@ mod dial;
 mod flows;
 mod idle;
 mod moving;
+mod secondary;
 mod speed;
 mod stage;
 mod strangers;

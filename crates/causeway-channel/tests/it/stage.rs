@@ -89,7 +89,7 @@ impl Authority {
 pub struct Stage {
     pub authority: Authority,
     pub address: SocketAddr,
-    pub figures: PortMetrics,
+    pub metrics: PortMetrics,
     /// Links of edges, as they come.
     pub links: mpsc::Receiver<Link>,
     serving: JoinHandle<()>,
@@ -105,10 +105,10 @@ impl Stage {
         let address = "127.0.0.1:0".parse().unwrap();
         let port =
             ChannelPort::bind(address, authority.server(), EndpointKeys::generate(), limits).await.unwrap();
-        let (address, figures) = (port.local_addr(), port.figures().clone());
+        let (address, metrics) = (port.local_addr(), port.metrics().clone());
         let (sender, links) = mpsc::channel(2000);
         let serving = tokio::spawn(serve(port, sender));
-        Stage { authority, address, figures, links, serving }
+        Stage { authority, address, metrics, links, serving }
     }
 
     /// An edge's link and the cloud's end of it.

@@ -55,10 +55,10 @@ async fn whoever_is_not_of_us_is_refused_over_quic() {
         (ClosedBy::Peer, CloseCode::NotAdmitted),
         "enrolment is on TCP"
     );
-    eventually("four handshakes failed", || stage.figures.turned_away(RejectReason::Handshake) == 4).await;
+    eventually("four handshakes failed", || stage.metrics.turned_away(RejectReason::Handshake) == 4).await;
     let nobody = ours(None, CHANNEL_ALPN);
     assert_eq!(refused(&stage, nobody).await, (ClosedBy::Peer, CloseCode::NotAdmitted), "no certificate");
-    eventually("it is counted", || stage.figures.turned_away(RejectReason::NoCertificate) == 1).await;
+    eventually("it is counted", || stage.metrics.turned_away(RejectReason::NoCertificate) == 1).await;
     is_unharmed(&mut stage).await;
 }
 
@@ -77,11 +77,11 @@ async fn whoever_is_not_of_us_is_refused_over_tcp() {
     }
     assert!(stage.dial_tcp(other.client(gateway(), CHANNEL_ALPN), &limits).await.is_err(), "foreign cloud");
     assert!(stage.dial_tcp(ours(gateway(), b"causeway/9"), &limits).await.is_err(), "unknown ALPN");
-    eventually("three handshakes failed", || stage.figures.turned_away(RejectReason::Handshake) == 3).await;
+    eventually("three handshakes failed", || stage.metrics.turned_away(RejectReason::Handshake) == 3).await;
     let link = within(stage.dial_tcp(ours(None, CHANNEL_ALPN), &limits)).await.unwrap();
     let closed = within(link.closed()).await;
     assert_eq!((closed.by, closed.reason.code), (ClosedBy::Peer, CloseCode::NotAdmitted), "no certificate");
-    eventually("it is counted", || stage.figures.turned_away(RejectReason::NoCertificate) == 1).await;
+    eventually("it is counted", || stage.metrics.turned_away(RejectReason::NoCertificate) == 1).await;
     is_unharmed(&mut stage).await;
 }
 
@@ -98,7 +98,7 @@ async fn plain_text_and_scanners_are_refused_over_tcp() {
     }
     // A scanner only checks whether the port is open.
     drop(TcpStream::connect(stage.address).await.unwrap());
-    eventually("all are counted", || stage.figures.turned_away(RejectReason::Handshake) == 5).await;
+    eventually("all are counted", || stage.metrics.turned_away(RejectReason::Handshake) == 5).await;
     is_unharmed(&mut stage).await;
 }
 
@@ -126,7 +126,7 @@ async fn a_slow_handshake_is_given_up() {
     let mut silent = TcpStream::connect(stage.address).await.unwrap();
     let mut rest = Vec::new();
     let _ = within(silent.read_to_end(&mut rest)).await;
-    eventually("it is counted", || stage.figures.turned_away(RejectReason::HandshakeTimeout) == 1).await;
+    eventually("it is counted", || stage.metrics.turned_away(RejectReason::HandshakeTimeout) == 1).await;
     is_unharmed(&mut stage).await;
 }
 
@@ -135,27 +135,27 @@ async fn two_thousand_half_open_connections_keep_nobody_out() {
     let limits = PortLimits { half_open_per_address_max: 100, ..PortLimits::default() };
     let mut stage =
         Stage::with(PortLimits { per_address_burst: NonZeroU32::new(5000).unwrap(), ..limits }).await;
-    let mut crowd = Vec::new();
+    let mut connections = Vec::new();
     for _ in 0..2000 {
-        crowd.push(within(TcpStream::connect(stage.address)).await.unwrap());
+        connections.push(within(TcpStream::connect(stage.address)).await.unwrap());
     }
     is_unharmed(&mut stage).await;
-    eventually("the oldest had to go", || stage.figures.turned_away(RejectReason::HalfOpenAddress) >= 1900)
+    eventually("the oldest had to go", || stage.metrics.turned_away(RejectReason::HalfOpenAddress) >= 1900)
         .await;
-    drop(crowd);
+    drop(connections);
     is_unharmed(&mut stage).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_makes_quic_clients_prove_their_address() {
+async fn many_connections_make_quic_clients_prove_their_address() {
     let limits = PortLimits { half_open_max: 8, half_open_per_address_max: 8, ..PortLimits::default() };
     let mut stage = Stage::with(limits).await;
-    let mut crowd = Vec::new();
+    let mut connections = Vec::new();
     for _ in 0..2 {
-        crowd.push(TcpStream::connect(stage.address).await.unwrap());
+        connections.push(TcpStream::connect(stage.address).await.unwrap());
     }
     is_unharmed(&mut stage).await;
-    eventually("somebody was asked", || stage.figures.retries() >= 1).await;
+    eventually("somebody was asked", || stage.metrics.retries() >= 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -175,7 +175,7 @@ async fn too_many_handshakes_of_one_address_are_refused_with_a_reason() {
         }
     }
     assert_eq!(reason, Some((ClosedBy::Peer, CloseCode::Limit)));
-    assert!(stage.figures.turned_away(RejectReason::RateAddress) >= 1);
+    assert!(stage.metrics.turned_away(RejectReason::RateAddress) >= 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -185,7 +185,7 @@ async fn links_are_bounded_and_a_place_comes_free() {
     let second = within(stage.dial(Transport::Quic, QuicOptions::default())).await.unwrap();
     let closed = within(second.closed()).await;
     assert_eq!((closed.by, closed.reason.code), (ClosedBy::Peer, CloseCode::Limit));
-    assert_eq!(stage.figures.turned_away(RejectReason::Sessions), 1);
+    assert_eq!(stage.metrics.turned_away(RejectReason::Sessions), 1);
     drop(first);
     stage.pair(Transport::Quic).await;
 }

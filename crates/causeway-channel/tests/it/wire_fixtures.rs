@@ -104,7 +104,15 @@ async fn messages_of_an_edge_have_the_bytes_that_clouds_know() {
         time: 1_798_000_000,
         features: vec![FEATURE_PINGS_ACKNOWLEDGED.into()],
         instance: Bytes::from(vec![0x1e; INSTANCE_BYTES]),
+        tunnel: None,
     };
+    let tunnel = TunnelReport {
+        public_key: Bytes::from(vec![0x25; 32]),
+        port: 7446,
+        aes: true,
+        addresses: vec![Bytes::from_static(&[192, 0, 2, 7]), Bytes::from(vec![0x20; 16])],
+    };
+    let hello_with_tunnel = Hello { tunnel: Some(tunnel), ..Hello::default() };
     let refused = NetmapRefused {
         target: Some(netmap_at(71)),
         reason: "digest mismatch".into(),
@@ -119,6 +127,7 @@ async fn messages_of_an_edge_have_the_bytes_that_clouds_know() {
     };
     let messages: Vec<(&str, EdgeMessage)> = vec![
         ("hello", hello.into()),
+        ("hello_with_tunnel", hello_with_tunnel.into()),
         ("ping", Ping { nonce: 99 }.into()),
         ("netmap_ack", NetmapAck { held: Some(netmap_at(71)), not_persisted: "disk full".into() }.into()),
         ("netmap_refused", refused.into()),
@@ -257,8 +266,9 @@ fn codes_have_the_numbers_that_peers_know() {
         StreamPurpose::Node,
         StreamPurpose::Api,
         StreamPurpose::Diagnose,
+        StreamPurpose::Packets,
     ];
-    assert_eq!(purposes.map(|purpose| purpose as u32), [1, 2, 3, 4, 5, 7]);
+    assert_eq!(purposes.map(|purpose| purpose as u32), [1, 2, 3, 4, 5, 7, 8]);
     let resets = [
         ResetCode::Abandoned,
         ResetCode::Refused,

@@ -50,6 +50,7 @@ pub(super) fn describe(method: &Method, path: &str, body: &[u8]) -> Option<Optio
         Action::ListTokens
         | Action::ListCertificates
         | Action::Status
+        | Action::Access
         | Action::Audit
         | Action::AdminAudit
         | Action::ShowAuthorities

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use causeway_api::error_chain;
 use causeway_api::management::DiagnoseRequest;
 use causeway_apiserver::ActionRefusal;
 use causeway_gateway::diagnose::{self, Question};
@@ -13,7 +14,7 @@ use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
-use super::{CloudActions, chain};
+use super::CloudActions;
 use crate::bootstrap::CLOUD;
 use crate::replicas::FleetError;
 
@@ -40,7 +41,7 @@ impl CloudActions {
                     let message = format!("the gateway {gateway} is not connected");
                     return Err(ActionRefusal::new(StatusCode::SERVICE_UNAVAILABLE, message));
                 }
-                Err(error) => return Err(ActionRefusal::new(StatusCode::BAD_GATEWAY, chain(&error))),
+                Err(error) => return Err(ActionRefusal::new(StatusCode::BAD_GATEWAY, error_chain(&error))),
             };
             let (mut send, recv) = stream.split();
             // Nothing follows the header.

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use causeway_api::error_chain;
 use causeway_api::management::{ProbeDirection, ProbeRequest, ProbeResponse};
 use causeway_apiserver::ActionRefusal;
 use causeway_channel::probe::{self, BYTES_MAX, ProbeMode};
 use http::StatusCode;
 use tokio::time::timeout;
 
-use super::{CloudActions, chain};
+use super::CloudActions;
 use crate::replicas::FleetError;
 
 /// An API call must end some day.
@@ -31,16 +32,16 @@ impl CloudActions {
                 let message = format!("the gateway {gateway} is not connected");
                 return Err(ActionRefusal::new(StatusCode::SERVICE_UNAVAILABLE, message));
             }
-            Err(error) => return Err(ActionRefusal::new(StatusCode::BAD_GATEWAY, chain(&error))),
+            Err(error) => return Err(ActionRefusal::new(StatusCode::BAD_GATEWAY, error_chain(&error))),
         };
         let limit = Duration::from_secs(asked.seconds.clamp(1, SECONDS_MAX));
         let found = timeout(limit, probe::run_on(stream, begun, mode, asked.bytes)).await;
         let failed = |why: String| ActionRefusal::new(StatusCode::GATEWAY_TIMEOUT, why);
         let found = found
             .map_err(|_| failed(format!("no answer within {} seconds", limit.as_secs())))?
-            .map_err(|error| failed(chain(&error)))?;
+            .map_err(|error| failed(error_chain(&error)))?;
         Ok(ProbeResponse {
-            transport: self.figures.gateway(&asked.gateway).and_then(|figures| figures.transport),
+            transport: self.stats.gateway(&asked.gateway).and_then(|stats| stats.transport),
             milliseconds: (found.took.as_secs_f64() * 1e6).round() / 1e3,
             bytes: found.bytes,
             bytes_per_second: found.bytes_per_second().round(),

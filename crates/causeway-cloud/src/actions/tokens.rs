@@ -109,7 +109,7 @@ impl CloudActions {
     }
 
     fn is_connected(&self, gateway: &str) -> bool {
-        self.figures.gateway(gateway).is_some_and(|figures| figures.connected)
+        self.stats.gateway(gateway).is_some_and(|stats| stats.connected)
     }
 
     /// Makes the gateway and the site when they are missing and returns the `ip` of the gateway. Refuses a gateway that

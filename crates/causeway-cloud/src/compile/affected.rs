@@ -15,7 +15,7 @@ pub struct NetmapChanges {
     gateways: BTreeSet<String>,
     /// Every gateway there looks again.
     sites: BTreeSet<String>,
-    /// Their home and every site they are exposed to look again.
+    /// Their site and every site they are exposed to look again.
     services: BTreeSet<String>,
     policies: BTreeSet<String>,
     /// Policies of hosts that changed: the subjects they allow may see that host.
@@ -25,6 +25,12 @@ pub struct NetmapChanges {
     named_servers: BTreeSet<String>,
     /// The active gateway of a site is another one.
     is_active_changed: bool,
+    /// Sites that share a community with these look again.
+    near: BTreeSet<String>,
+    /// Gateways whose tunnel changed: their neighbours look again.
+    tunnels: BTreeSet<String>,
+    /// Keys that a gateway claimed or gave up. Other gateways that claim them are affected.
+    tunnel_keys: BTreeSet<String>,
 }
 
 /// Gateways whose netmaps must be compiled again.
@@ -49,7 +55,20 @@ impl NetmapChanges {
     /// Takes note that the active gateway of a site is another one.
     pub fn note_active(&mut self, site: &str) {
         self.sites.insert(site.to_owned());
+        self.near.insert(site.to_owned());
         self.is_active_changed = true;
+    }
+
+    /// Takes note that a gateway reported another tunnel. `keys` are the keys before and after.
+    pub fn note_tunnel(&mut self, gateway: &str, keys: impl IntoIterator<Item = String>) {
+        self.tunnels.insert(gateway.to_owned());
+        self.tunnel_keys.extend(keys);
+    }
+
+    /// Takes note that networks of a site were mapped, or are no longer.
+    pub fn note_mapped(&mut self, site: &str) {
+        self.sites.insert(site.to_owned());
+        self.near.insert(site.to_owned());
     }
 
     /// Has a gateway come, gone or changed, or become active?
@@ -60,8 +79,18 @@ impl NetmapChanges {
     fn note_one(&mut self, object: &Object) {
         let name = object.name().to_owned();
         match object {
-            Object::ESite(_) => drop(self.sites.insert(name)),
-            Object::EGateway(_) => drop(self.gateways.insert(name)),
+            Object::ESite(_) => {
+                self.near.insert(name.clone());
+                self.sites.insert(name);
+            }
+            // The gateways of a site decide among them which one has its networks.
+            Object::EGateway(gateway) => {
+                self.near.insert(gateway.e_site_name.clone());
+                self.sites.insert(gateway.e_site_name.clone());
+                self.tunnel_keys.insert(gateway.public_key.clone());
+                self.tunnels.insert(name.clone());
+                self.gateways.insert(name);
+            }
             Object::EService(service) => {
                 self.sites.insert(service.e_site_name.clone());
                 self.services.insert(name);
@@ -81,35 +110,43 @@ impl NetmapChanges {
                 self.services.insert(expose.e_service_name.clone());
             }
             Object::VirtualPresence(presence) => drop(self.sites.insert(presence.e_site_name.clone())),
-            // Layer 3 does not exist yet.
-            Object::ECommunity(_) => {}
+            Object::ECommunity(community) => self.sites.extend(community.members.iter().cloned()),
             Object::Namespace(_) | Object::Event(_) | Object::Service(_) => {}
         }
     }
 
-    /// Follows the changes to the gateways that depend on them, in the world as it is now. The state before
+    /// Follows the changes to the gateways that depend on them, in the objects as they are now. The state before
     /// is in the changes.
-    pub fn affected(self, world: &ObjectSet) -> AffectedGateways {
+    pub fn affected(self, objects: &ObjectSet) -> AffectedGateways {
         let mut affected =
             AffectedGateways { gateways: self.gateways, sites: self.sites, keys: BTreeSet::new() };
+        let mut near = self.near;
+        let claiming = self.tunnel_keys.iter().flat_map(|key| objects.gateways_claiming(key));
+        for gateway in self.tunnels.iter().map(String::as_str).chain(claiming) {
+            near.extend(objects.gateway(gateway).map(|gateway| gateway.e_site_name.clone()));
+            affected.gateways.insert(gateway.to_owned());
+        }
+        for site in &near {
+            affected.sites.extend(objects.neighbours(site).into_iter().map(str::to_owned));
+        }
         for service in &self.services {
-            affected.sites.extend(world.service(service).map(|service| service.e_site_name.clone()));
-            let exposes = world.exposes_of(service);
+            affected.sites.extend(objects.service(service).map(|service| service.e_site_name.clone()));
+            let exposes = objects.exposes_of(service);
             affected.sites.extend(exposes.flat_map(|expose| expose.e_sites.iter().cloned()));
         }
-        for policy in self.node_policies.iter().filter_map(|policy| world.policy(policy)) {
-            affected.sites.extend(sites_of(policy, world));
+        for policy in self.node_policies.iter().filter_map(|policy| objects.policy(policy)) {
+            affected.sites.extend(sites_of(policy, objects));
         }
-        let named = self.named_servers.iter().filter_map(|server| world.server(server));
+        let named = self.named_servers.iter().filter_map(|server| objects.server(server));
         affected.sites.extend(named.map(|server| server.e_site_name.clone()));
         for server in &self.servers {
             affected.keys.extend([NetmapEntry::subject_key(server), NetmapEntry::node_key(server)]);
-            let naming = world.policies_allowing_server(server);
+            let naming = objects.policies_allowing_server(server);
             affected.keys.extend(naming.map(|policy| NetmapEntry::policy_key(&policy.metadata.name)));
             // A policy with limits names the hosts of the sites it allows. A gateway that knew the host
             // before holds its key.
-            let site = world.server(server).map(|server| server.e_site_name.as_str()).unwrap_or_default();
-            let limited = world.policies_allowing_site(site).filter(|policy| policy.limits.is_some());
+            let site = objects.server(server).map(|server| server.e_site_name.as_str()).unwrap_or_default();
+            let limited = objects.policies_allowing_site(site).filter(|policy| policy.limits.is_some());
             affected.keys.extend(limited.map(|policy| NetmapEntry::policy_key(&policy.metadata.name)));
         }
         affected.keys.extend(self.policies.iter().map(|policy| NetmapEntry::policy_key(policy)));
@@ -118,15 +155,15 @@ impl NetmapChanges {
 }
 
 /// Returns the sites whose clients a policy allows.
-fn sites_of<'a>(policy: &'a EPolicy, world: &'a ObjectSet) -> impl Iterator<Item = String> + 'a {
-    let servers = policy.allowed_servers.iter().filter_map(|server| world.server(server));
+fn sites_of<'a>(policy: &'a EPolicy, objects: &'a ObjectSet) -> impl Iterator<Item = String> + 'a {
+    let servers = policy.allowed_servers.iter().filter_map(|server| objects.server(server));
     policy.allowed_sites.iter().cloned().chain(servers.map(|server| server.e_site_name.clone()))
 }
 
 impl AffectedGateways {
     /// Returns the gateways that are affected by name or by site.
-    pub fn named<'a>(&'a self, world: &'a ObjectSet) -> impl Iterator<Item = &'a str> {
-        let there = self.sites.iter().flat_map(|site| world.gateways_at(site));
+    pub fn named<'a>(&'a self, objects: &'a ObjectSet) -> impl Iterator<Item = &'a str> {
+        let there = self.sites.iter().flat_map(|site| objects.gateways_at(site));
         let there = there.map(|gateway| gateway.metadata.name.as_str());
         self.gateways.iter().map(String::as_str).chain(there)
     }
@@ -147,53 +184,70 @@ mod tests {
     use std::collections::BTreeMap;
 
     use causeway_api::Kind;
+    use causeway_api::layer3::{TunnelRecord, show_key};
     use causeway_netmap::Generation;
     use serde_json::{Value, json};
+    use testlab::random::SeededRandom;
 
     use super::*;
     use crate::compile::compile;
 
-    /// A small generator of our own: the seed is printed with every failure.
-    struct Dice(u64);
+    /// Random objects. The seed is printed with every failure.
+    struct RandomObjects(SeededRandom);
 
-    impl Dice {
-        fn roll(&mut self, sides: u64) -> u64 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 33) % sides
+    impl RandomObjects {
+        fn below(&mut self, bound: u64) -> u64 {
+            self.0.below(bound)
         }
 
         fn name(&mut self) -> String {
-            ["a", "b", "c"][self.roll(3) as usize].to_owned()
+            ["a", "b", "c"][self.below(3) as usize].to_owned()
         }
 
         fn names(&mut self) -> Vec<String> {
-            let names: BTreeSet<String> = (0..self.roll(3)).map(|_| self.name()).collect();
+            let names: BTreeSet<String> = (0..self.below(3)).map(|_| self.name()).collect();
             names.into_iter().collect()
         }
 
         fn object(&mut self) -> Object {
-            let kind = Kind::ALL[self.roll(8) as usize];
-            let ip = format!("198.18.0.{}", 1 + self.roll(3));
+            let kind = Kind::ALL[self.below(8) as usize];
+            let ip = format!("198.18.0.{}", 1 + self.below(3));
             let mut value: Value = match kind {
-                Kind::ESite => json!({"subnets": [format!("10.{}.0.0/16", self.roll(3))]}),
-                Kind::EGateway => json!({"eSiteName": self.name(), "virtualPresenceIPcidr": "198.18.0.0/16"}),
-                Kind::EService => json!({"eSiteName": self.name(), "port": 80 + self.roll(2), "ip": ip}),
+                Kind::ESite => json!({"subnets": [format!("10.{}.0.0/16", self.below(3))]}),
+                Kind::EGateway => {
+                    let subnets = if self.below(2) == 0 {
+                        json!([])
+                    } else {
+                        json!([format!("10.9.{}.0/24", self.below(2))])
+                    };
+                    // Some are plain WireGuard peers, perhaps with the key of another gateway.
+                    let key = [String::new(), show_key(&[1; 32]), show_key(&[2; 32])][self.below(3) as usize]
+                        .clone();
+                    json!({
+                        "eSiteName": self.name(), "virtualPresenceIPcidr": "198.18.0.0/16", "subnets": subnets,
+                        "publicKey": key, "endpoint": "192.0.2.1:1", "priority": self.below(2),
+                    })
+                }
+                Kind::EService => json!({"eSiteName": self.name(), "port": 80 + self.below(2), "ip": ip}),
                 Kind::EServer => {
-                    let ports = if self.roll(2) == 0 { json!([]) } else { json!([22]) };
+                    let ports = if self.below(2) == 0 { json!([]) } else { json!([22]) };
                     json!({"eSiteName": self.name(), "ip": ip, "ePolicys": self.names(), "ports": ports})
                 }
                 Kind::EPolicy => {
-                    let limits = if self.roll(2) == 0 { json!(null) } else { json!({"connections": 1}) };
+                    let limits = if self.below(2) == 0 { json!(null) } else { json!({"connections": 1}) };
                     json!({"allowedServers": self.names(), "allowedSites": self.names(), "limits": limits})
                 }
                 Kind::ServiceExpose => {
-                    let dns_name = ["x.test", "a", ""][self.roll(3) as usize];
+                    let dns_name = ["x.test", "a", ""][self.below(3) as usize];
                     json!({"eServiceName": self.name(), "dnsName": dns_name, "eSites": self.names(), "ePolicys": self.names()})
                 }
                 Kind::VirtualPresence => {
                     json!({"eServiceName": self.name(), "virtualIp": ip, "eSiteName": self.name()})
                 }
-                Kind::ECommunity => json!({"members": self.names()}),
+                Kind::ECommunity => match self.below(2) {
+                    0 => json!({"members": self.names()}),
+                    _ => json!({"members": self.names(), "ePolicys": self.names()}),
+                },
                 Kind::Namespace | Kind::Event | Kind::Service => json!({}),
             };
             value["metadata"] = json!({"name": self.name(), "generation": 1});
@@ -207,23 +261,37 @@ mod tests {
     fn compiling_what_is_affected_is_as_good_as_compiling_everything() {
         let mut skipped = 0;
         for seed in 0..200 {
-            let (mut dice, mut world) = (Dice(seed), ObjectSet::default());
+            let (mut random, mut objects) = (RandomObjects(SeededRandom::new(seed)), ObjectSet::default());
             let mut held: BTreeMap<&str, Netmap> = BTreeMap::new();
             for step in 0..40 {
                 let mut changes = NetmapChanges::default();
-                for _ in 0..=dice.roll(2) {
-                    let object = dice.object();
-                    let old = world.remove(object.kind(), object.name());
-                    let new = (dice.roll(4) > 0).then_some(object);
+                for _ in 0..=random.below(2) {
+                    let object = random.object();
+                    let old = objects.remove(object.kind(), object.name());
+                    let new = (random.below(4) > 0).then_some(object);
                     changes.note(old.as_ref(), new.as_ref());
-                    new.into_iter().for_each(|new| world.insert(new));
+                    new.into_iter().for_each(|new| objects.insert(new));
                 }
-                let affected = changes.affected(&world);
+                if random.below(3) == 0 {
+                    let (gateway, key) = (random.name(), show_key(&[random.below(3) as u8; 32]));
+                    let record = TunnelRecord {
+                        public_key: key,
+                        since: random.below(3) as i64,
+                        ..TunnelRecord::default()
+                    };
+                    let new = (random.below(4) > 0).then_some(record);
+                    let old = match new.clone() {
+                        Some(new) => objects.layer3.tunnels.insert(gateway.clone(), new),
+                        None => objects.layer3.tunnels.remove(&gateway),
+                    };
+                    changes.note_tunnel(&gateway, old.into_iter().chain(new).map(|record| record.public_key));
+                }
+                let affected = changes.affected(&objects);
                 for gateway in ["a", "b", "c"] {
-                    let entries = compile(&world, &Default::default(), gateway).unwrap_or_default();
+                    let entries = compile(&objects, &Default::default(), gateway).unwrap_or_default();
                     let fresh = Netmap::build(Generation::default(), entries, None).unwrap();
                     let looks = held.get(gateway).is_none_or(|netmap| affected.touches(netmap))
-                        || affected.named(&world).any(|named| named == gateway);
+                        || affected.named(&objects).any(|named| named == gateway);
                     if looks {
                         held.insert(gateway, fresh);
                     } else {
@@ -239,8 +307,8 @@ mod tests {
 
     #[test]
     fn a_status_concerns_nobody() {
-        let mut dice = Dice(1);
-        let old = dice.object();
+        let mut random = RandomObjects(SeededRandom::new(1));
+        let old = random.object();
         let mut new = old.clone();
         new.status_mut().observed_generation = 7;
         let mut changes = NetmapChanges::default();

@@ -5,13 +5,14 @@
 use std::collections::BTreeSet;
 
 use causeway_api::kinds::{
-    self, BackendTlsMode as ApiTlsMode, GatewayPrefer, HealthCheckType as ApiCheckType,
+    self, BackendTlsMode as ApiTlsMode, GatewayPrefer, HealthCheckType as ApiCheckType, PortProtocol,
+    PortRange,
 };
 use causeway_api::{EGateway, EPolicy, EServer, EService, ESite, ServiceExpose};
 use causeway_netmap::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
-    CarriagePreference, DnsName, GatewayEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, ServiceEntry,
-    ServiceProtocol,
+    CarriagePreference, DnsName, GatewayEntry, IpProtocol, PolicyEntry, PolicyHttpRule, PolicyLimits,
+    PortRule, ServiceEntry, ServiceProtocol,
 };
 use ipnet::IpNet;
 
@@ -31,6 +32,8 @@ pub fn gateway(gateway: &EGateway) -> GatewayEntry {
             GatewayPrefer::Speed => CarriagePreference::Speed,
             GatewayPrefer::Survival => CarriagePreference::Survival,
         },
+        tunnel_networks: Vec::new(),
+        mappings: Vec::new(),
     }
 }
 
@@ -95,7 +98,8 @@ pub fn brokers(service: &EService) -> u16 {
 
 pub fn protocol(protocol: kinds::Protocol) -> ServiceProtocol {
     match protocol {
-        kinds::Protocol::Tcp => ServiceProtocol::Tcp,
+        // A service of protocol IP is in no netmap yet: `conditions::not_carried`.
+        kinds::Protocol::Tcp | kinds::Protocol::Ip => ServiceProtocol::Tcp,
         kinds::Protocol::Udp => ServiceProtocol::Udp,
         kinds::Protocol::Http => ServiceProtocol::Http,
         kinds::Protocol::Https => ServiceProtocol::Https,
@@ -142,7 +146,24 @@ pub fn policy<'a>(
         sites: sites.iter().map(|site| (*site).into()).collect(),
         limits: policy.and_then(|policy| policy.limits.as_ref()).map(limits),
         http: policy.map(|policy| policy.http.iter().map(rule).collect()).unwrap_or_default(),
+        ports: policy.and_then(ports).unwrap_or_default(),
     }
+}
+
+/// None: a rule cannot be read. The caller leaves out the subjects of such a policy.
+pub fn ports(policy: &EPolicy) -> Option<Vec<PortRule>> {
+    let ranges = policy.port_ranges()?.into_iter();
+    let rules: BTreeSet<PortRule> = ranges.map(port_rule).collect();
+    Some(rules.into_iter().collect())
+}
+
+fn port_rule(range: PortRange) -> PortRule {
+    let protocol = match range.protocol {
+        PortProtocol::Tcp => IpProtocol::Tcp,
+        PortProtocol::Udp => IpProtocol::Udp,
+        PortProtocol::Icmp => IpProtocol::Icmp,
+    };
+    PortRule { protocol, first: range.first, last: range.last }
 }
 
 fn limits(limits: &kinds::Limits) -> PolicyLimits {

@@ -15,7 +15,7 @@ fn object(kind: Kind, name: &str, mut fields: Value) -> Object {
 }
 
 /// Berlin has a camera that Oslo may use; Rome has nothing to do with it.
-fn world() -> ObjectSet {
+fn objects() -> ObjectSet {
     let site = |name| object(Kind::ESite, name, json!({"subnets": ["10.0.0.0/24"]}));
     let gateway = |name, site| object(Kind::EGateway, name, json!({"eSiteName": site}));
     [
@@ -60,15 +60,15 @@ fn world() -> ObjectSet {
     .collect()
 }
 
-fn view(world: &ObjectSet, gateway: &str) -> NetmapView {
-    let entries = compile(world, &ActiveGateways::default(), gateway).unwrap();
+fn view(objects: &ObjectSet, gateway: &str) -> NetmapView {
+    let entries = compile(objects, &ActiveGateways::default(), gateway).unwrap();
     let view = NetmapView::decode(&Netmap::build(Generation::default(), entries, None).unwrap());
     assert_eq!((view.unknown, &view.damaged[..]), (0, &[][..]));
     view
 }
 
-fn keys(world: &ObjectSet, gateway: &str) -> Vec<String> {
-    let mut keys: Vec<String> = compile(world, &ActiveGateways::default(), gateway)
+fn keys(objects: &ObjectSet, gateway: &str) -> Vec<String> {
+    let mut keys: Vec<String> = compile(objects, &ActiveGateways::default(), gateway)
         .unwrap()
         .iter()
         .map(|(key, _)| key.to_string())
@@ -79,9 +79,9 @@ fn keys(world: &ObjectSet, gateway: &str) -> Vec<String> {
 
 #[test]
 fn a_site_is_told_of_what_is_exposed_to_it_and_by_whom_it_may_be_used() {
-    let view = view(&world(), "oslo-gw");
+    let view = view(&objects(), "oslo-gw");
     let camera = view.presences.get("Camera").unwrap();
-    assert_eq!((camera.port, camera.home.as_str()), (554, "Berlin"));
+    assert_eq!((camera.port, camera.service_site.as_str()), (554, "Berlin"));
     assert_eq!(camera.addresses, [PresenceIp("198.18.0.7".parse().unwrap())]);
     let names: Vec<&str> = camera.names.iter().map(|name| name.as_str()).collect();
     assert_eq!(names, ["cam.example.com", "camera.berlin.causeway.internal"]);
@@ -100,9 +100,9 @@ fn a_presence_of_kafka_has_a_port_for_every_broker_and_no_address_of_any() {
     let brokers = |protocol: &str, endpoints: Value| {
         let fields = json!({"eSiteName": "Berlin", "ip": "10.0.0.9", "port": 9092, "protocol": protocol,
             "endpoints": endpoints});
-        let mut world = world();
-        world.insert(object(Kind::EService, "Camera", fields));
-        view(&world, "oslo-gw").presences.get("Camera").unwrap().brokers
+        let mut objects = objects();
+        objects.insert(object(Kind::EService, "Camera", fields));
+        view(&objects, "oslo-gw").presences.get("Camera").unwrap().brokers
     };
     let three = json!([{"ip": "10.0.0.1"}, {"ip": "10.0.0.2"}, {"ip": "10.0.0.3", "port": 9093}]);
     assert_eq!(brokers("KAFKA", three.clone()), 3);
@@ -111,8 +111,8 @@ fn a_presence_of_kafka_has_a_port_for_every_broker_and_no_address_of_any() {
 }
 
 #[test]
-fn the_home_of_a_service_checks_the_rule_again() {
-    let view = view(&world(), "berlin-gw");
+fn the_site_of_a_service_checks_the_rule_again() {
+    let view = view(&objects(), "berlin-gw");
     let camera = view.services.get("Camera").unwrap();
     assert_eq!(camera.backends, [BackendEndpoint::Address("10.0.0.9".parse().unwrap(), 554)]);
     let policies = camera.policies_for(&"oslo".into()).unwrap();
@@ -126,11 +126,11 @@ fn the_home_of_a_service_checks_the_rule_again() {
 #[test]
 fn hosts_of_a_site_are_known_where_their_site_comes_in_under_limits() {
     let with = |policy: Value| {
-        let mut world = world();
-        world.insert(object(Kind::EPolicy, "kubelet", policy));
-        world
+        let mut objects = objects();
+        objects.insert(object(Kind::EPolicy, "kubelet", policy));
+        objects
     };
-    let knows = |world: &ObjectSet| keys(world, "berlin-gw").contains(&"subject/Roman".to_owned());
+    let knows = |objects: &ObjectSet| keys(objects, "berlin-gw").contains(&"subject/Roman".to_owned());
     assert!(!knows(&with(json!({"allowedSites": ["rome"]}))), "without limits nobody needs to know");
     assert!(knows(&with(json!({"allowedSites": ["rome"], "limits": {"connections": 5}}))));
     assert!(!knows(&with(json!({"allowedSites": ["oslo"], "limits": {"connections": 5}}))));
@@ -138,17 +138,17 @@ fn hosts_of_a_site_are_known_where_their_site_comes_in_under_limits() {
 
 #[test]
 fn a_gateway_hears_nothing_of_what_is_none_of_its_business() {
-    let world = world();
+    let objects = objects();
     assert_eq!(
-        keys(&world, "rome-gw"),
+        keys(&objects, "rome-gw"),
         ["gateway", "node/node-1", "policy/kubelet", "site/rome", "subject/Roman"]
     );
     assert_eq!(
-        keys(&world, "oslo-gw"),
+        keys(&objects, "oslo-gw"),
         ["gateway", "policy/missing", "policy/watchers", "presence/Camera", "site/oslo", "subject/Guard"]
     );
     assert_eq!(
-        keys(&world, "berlin-gw"),
+        keys(&objects, "berlin-gw"),
         [
             "gateway",
             "node/node-1",
@@ -162,21 +162,21 @@ fn a_gateway_hears_nothing_of_what_is_none_of_its_business() {
         ]
     );
     for gateway in ["rome-gw", "oslo-gw"] {
-        let told = compile(&world, &ActiveGateways::default(), gateway).unwrap();
+        let told = compile(&objects, &ActiveGateways::default(), gateway).unwrap();
         let told: Vec<u8> = told.iter().flat_map(|(_, value)| value.to_vec()).collect();
         assert!(!String::from_utf8_lossy(&told).contains("Secret"));
     }
-    assert_eq!(compile(&world, &ActiveGateways::default(), "nobody"), None);
+    assert_eq!(compile(&objects, &ActiveGateways::default(), "nobody"), None);
 }
 
 #[test]
 fn a_node_is_reached_by_its_name_from_where_it_is_allowed() {
-    let world = world();
-    let from_rome = view(&world, "rome-gw");
+    let objects = objects();
+    let from_rome = view(&objects, "rome-gw");
     let node = from_rome.nodes.get("node-1").unwrap();
     assert_eq!((node.site.as_str(), node.ip, &node.ports[..]), ("Berlin", None, &[10250][..]));
     assert!(from_rome.allowed_by(&node.policies, &"rome".into(), None).is_some());
-    let here = view(&world, "berlin-gw");
+    let here = view(&objects, "berlin-gw");
     let node = here.nodes.get("node-1").unwrap();
     assert_eq!(node.ip, "10.0.0.3".parse().ok());
     assert!(here.allowed_by(&node.policies, &"rome".into(), None).is_some());
@@ -186,31 +186,31 @@ fn a_node_is_reached_by_its_name_from_where_it_is_allowed() {
 #[test]
 fn nothing_is_present_that_is_not_exposed() {
     let check = |name: &str, change: &dyn Fn(&mut ObjectSet)| {
-        let mut world = world();
-        change(&mut world);
-        assert!(view(&world, "oslo-gw").presences.is_empty(), "{name}");
+        let mut objects = objects();
+        change(&mut objects);
+        assert!(view(&objects, "oslo-gw").presences.is_empty(), "{name}");
     };
-    check("no exposure", &|world| drop(world.remove(Kind::ServiceExpose, "camera")));
-    check("no service", &|world| drop(world.remove(Kind::EService, "Camera")));
-    check("no address", &|world| drop(world.remove(Kind::VirtualPresence, "vp")));
-    check("an address outside the gateway's range", &|world| {
-        world.insert(object(
+    check("no exposure", &|objects| drop(objects.remove(Kind::ServiceExpose, "camera")));
+    check("no service", &|objects| drop(objects.remove(Kind::EService, "Camera")));
+    check("no address", &|objects| drop(objects.remove(Kind::VirtualPresence, "vp")));
+    check("an address outside the gateway's range", &|objects| {
+        objects.insert(object(
             Kind::VirtualPresence,
             "vp",
             json!({"eServiceName": "Camera", "virtualIp": "192.0.2.7", "eSiteName": "oslo"}),
         ));
     });
-    check("exposed elsewhere", &|world| {
+    check("exposed elsewhere", &|objects| {
         let fields = json!({"eServiceName": "Camera", "eSites": ["rome"], "ePolicys": ["watchers"]});
-        world.insert(object(Kind::ServiceExpose, "camera", fields));
+        objects.insert(object(Kind::ServiceExpose, "camera", fields));
     });
 }
 
 #[test]
 fn policies_without_which_nobody_may() {
-    let mut world = world();
-    world.remove(Kind::EPolicy, "watchers");
-    let view = view(&world, "oslo-gw");
+    let mut objects = objects();
+    objects.remove(Kind::EPolicy, "watchers");
+    let view = view(&objects, "oslo-gw");
     let camera = view.presences.get("Camera").unwrap();
     assert!(view.allowed_by(&camera.policies, &"oslo".into(), Some(&"Guard".into())).is_none());
 }
@@ -218,14 +218,14 @@ fn policies_without_which_nobody_may() {
 /// Line 6 of what the channel must show: one object changed in a site of 2,000 exposures.
 #[test]
 fn one_object_changed_in_a_site_of_two_thousand_exposures_is_below_two_kilobytes() {
-    let mut world = ObjectSet::default();
+    let mut objects = ObjectSet::default();
     for (site, gateway) in [("factory", "factory-gw"), ("shop", "shop-gw")] {
-        world.insert(object(Kind::ESite, site, json!({})));
-        world.insert(object(Kind::EGateway, gateway, json!({"eSiteName": site})));
+        objects.insert(object(Kind::ESite, site, json!({})));
+        objects.insert(object(Kind::EGateway, gateway, json!({"eSiteName": site})));
     }
     for number in 0..20 {
         let fields = json!({"allowedSites": ["shop"], "limits": {"connections": 100 + number}});
-        world.insert(object(Kind::EPolicy, &format!("policy-{number}"), fields));
+        objects.insert(object(Kind::EPolicy, &format!("policy-{number}"), fields));
     }
     let service = |number: u32, port: u32| {
         let fields = json!({"eSiteName": "factory", "ip": format!("10.0.{}.{}", number / 250, 1 + number % 250),
@@ -244,14 +244,14 @@ fn one_object_changed_in_a_site_of_two_thousand_exposures_is_below_two_kilobytes
         object(Kind::VirtualPresence, &format!("vp-{number}"), fields)
     };
     for number in 0..2_000 {
-        world.insert(service(number, 8080));
-        world.insert(expose(number, number % 20));
-        world.insert(presence(number, number));
+        objects.insert(service(number, 8080));
+        objects.insert(expose(number, number % 20));
+        objects.insert(presence(number, number));
     }
-    let netmap = |world: &ObjectSet, gateway: &str, previous: Option<&Netmap>| {
+    let netmap = |objects: &ObjectSet, gateway: &str, previous: Option<&Netmap>| {
         Netmap::build(
             Generation::default(),
-            compile(world, &ActiveGateways::default(), gateway).unwrap(),
+            compile(objects, &ActiveGateways::default(), gateway).unwrap(),
             previous,
         )
         .unwrap()
@@ -267,7 +267,7 @@ fn one_object_changed_in_a_site_of_two_thousand_exposures_is_below_two_kilobytes
         ("a new host", object(Kind::EServer, "host", json!({"eSiteName": "shop", "ip": "10.9.9.9"}))),
     ];
     for gateway in ["factory-gw", "shop-gw"] {
-        let before = netmap(&world, gateway, None);
+        let before = netmap(&objects, gateway, None);
         let whole = before.update_from(None).encode().len();
         println!(
             "{gateway}: {} entries, {} bytes, {whole} bytes on the link when sent whole",
@@ -275,9 +275,9 @@ fn one_object_changed_in_a_site_of_two_thousand_exposures_is_below_two_kilobytes
             before.size_bytes()
         );
         for (what, change) in &changes {
-            let mut world = world.clone();
-            world.insert(change.clone());
-            let after = netmap(&world, gateway, Some(&before));
+            let mut objects = objects.clone();
+            objects.insert(change.clone());
+            let after = netmap(&objects, gateway, Some(&before));
             let bytes = after.update_from(Some(&before)).encode().len();
             println!("{gateway}: {what}: {bytes} bytes cross the link");
             assert!(bytes < 2_000, "{what}: {bytes}");
@@ -287,14 +287,14 @@ fn one_object_changed_in_a_site_of_two_thousand_exposures_is_below_two_kilobytes
 
 #[test]
 fn a_gateway_is_told_which_gateway_of_its_site_is_active() {
-    let mut world = world();
-    world.insert(object(Kind::EGateway, "oslo-2", json!({"eSiteName": "oslo"})));
+    let mut objects = objects();
+    objects.insert(object(Kind::EGateway, "oslo-2", json!({"eSiteName": "oslo"})));
     let check = |stored: &str, expected: Option<&str>| {
         let active = ActiveGateways::from([("oslo".to_owned(), stored.to_owned())]);
         for (gateway, site, expected) in
             [("oslo-gw", "oslo", expected), ("oslo-2", "oslo", expected), ("rome-gw", "rome", None)]
         {
-            let entries = compile(&world, &active, gateway).unwrap();
+            let entries = compile(&objects, &active, gateway).unwrap();
             let netmap = Netmap::build(Generation::default(), entries, None).unwrap();
             let view = NetmapView::decode(&netmap);
             let active = view.sites[site].active.as_ref().map(ToString::to_string);
@@ -305,3 +305,5 @@ fn a_gateway_is_told_which_gateway_of_its_site_is_active() {
     check("rome-gw", None);
     check("gone", None);
 }
+
+mod tunnel;

@@ -4,6 +4,7 @@ use causeway_api::events::{PER_OBJECT_MAX, TTL_SECONDS};
 use causeway_api::kinds::{Event, EventSource, ObjectReference};
 use causeway_api::meta::set_condition;
 use causeway_api::{EGateway, ESite, ObjectMeta, Time};
+use causeway_apiserver::registry::RegistryHooks;
 use causeway_apiserver::{Clock, SystemClock};
 use causeway_store::{Store, StoreSpec};
 
@@ -12,20 +13,22 @@ use super::*;
 struct Lab {
     store: Store,
     stop: CancellationToken,
-    _home: tempfile::TempDir,
+    _folder: tempfile::TempDir,
 }
 
 impl Lab {
     async fn new() -> Lab {
-        let home = tempfile::tempdir().unwrap();
-        let store = Store::open(StoreSpec::Sqlite { path: home.path().join("store.db") }).await.unwrap();
-        Lab { store, stop: CancellationToken::new(), _home: home }
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(StoreSpec::Sqlite { path: folder.path().join("store.db") }).await.unwrap();
+        Lab { store, stop: CancellationToken::new(), _folder: folder }
     }
 
     /// A replica that records what it commits.
     fn replica(&self, name: &str, clock: Arc<dyn Clock>) -> Arc<Registry> {
-        let registry = Arc::new(Registry::new(self.store.clone(), clock));
-        let writer = record(&registry, name.to_owned(), &Metrics::new("test"));
+        let (recorder, queue) = recorder(&Metrics::new("test"));
+        let hooks = RegistryHooks { observer: Some(Arc::new(recorder)), ..RegistryHooks::default() };
+        let registry = Arc::new(Registry::with_hooks(self.store.clone(), clock, hooks));
+        let writer = EventWriter::new(registry.clone(), queue, name.to_owned());
         tokio::spawn(writer.run(self.stop.clone()));
         tokio::spawn(EventKeeper::new(registry.clone()).run(self.stop.clone()));
         registry

@@ -10,15 +10,15 @@ use super::*;
 struct Lab {
     registry: Arc<Registry>,
     stop: CancellationToken,
-    _home: tempfile::TempDir,
+    _folder: tempfile::TempDir,
 }
 
 impl Lab {
     async fn new() -> Lab {
-        let home = tempfile::tempdir().unwrap();
-        let store = Store::open(StoreSpec::Sqlite { path: home.path().join("store.db") }).await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(StoreSpec::Sqlite { path: folder.path().join("store.db") }).await.unwrap();
         let registry = Arc::new(Registry::new(store, Arc::new(SystemClock)));
-        Lab { registry, stop: CancellationToken::new(), _home: home }
+        Lab { registry, stop: CancellationToken::new(), _folder: folder }
     }
 
     fn start(&self) {
@@ -127,6 +127,21 @@ async fn in_the_foreground_the_owner_goes_last_and_waits_for_finalizers() {
     let release =
         |live: &mut Object| live.metadata_mut().finalizers.retain(|name| !name.starts_with("example"));
     lab.registry.edit("test", Kind::ESite, "deeper", release).await.unwrap();
+    lab.until_left(&[]).await;
+}
+
+/// The collector is behind the store: it knows `blocking`, but neither its dependent nor that the owner is being deleted.
+#[tokio::test]
+async fn an_object_whose_owner_began_to_wait_later_is_left_until_its_dependents_are_known() {
+    let lab = Lab::new().await;
+    lab.site("owner", &[]).await;
+    lab.site("blocking", &["!owner"]).await;
+    let seen = lab.registry.object(Kind::ESite, "blocking").await.unwrap().unwrap().revision;
+    lab.site("deeper", &["!blocking"]).await;
+    lab.delete("owner", Propagation::Foreground).await;
+    look(&lab.registry, &(Kind::ESite, "blocking".into()), seen, (&[], false)).await.unwrap();
+    assert_eq!(lab.names().await, ["blocking", "deeper", "owner"]);
+    lab.start();
     lab.until_left(&[]).await;
 }
 

@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
+use causeway_api::sync::MutexExt;
 use causeway_apiserver::admin_audit::CredentialName;
 use causeway_apiserver::{AuthFailure, Authenticator, Identity, Role};
 use causeway_channel::clock::{from_unix_seconds, unix_seconds};
@@ -98,13 +99,13 @@ impl CredentialCache {
         }
     }
 
-    fn certificate(&self, leaf: &CertificateDer<'_>, roll: &CaSet) -> Result<Arc<Known>, AuthFailure> {
+    fn certificate(&self, leaf: &CertificateDer<'_>, cas: &CaSet) -> Result<Arc<Known>, AuthFailure> {
         let name = sha256(leaf);
         let remembered = self.lock().get(&name).cloned();
         if let Some(known) = remembered {
             return Ok(known);
         }
-        let known = Arc::new(read_certificate(leaf, roll)?);
+        let known = Arc::new(read_certificate(leaf, cas)?);
         let mut certificates = self.lock();
         if certificates.len() >= REMEMBERED_MAX {
             certificates.clear();
@@ -114,7 +115,7 @@ impl CredentialCache {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<[u8; 32], Arc<Known>>> {
-        self.certificates.lock().unwrap_or_else(PoisonError::into_inner)
+        self.certificates.lock_ignoring_poison()
     }
 }
 
@@ -122,12 +123,12 @@ fn read(key: &str, value: &[u8]) -> Option<(String, ApiTokenRecord)> {
     Some((key.strip_prefix(tokens::API_PREFIX)?.to_owned(), serde_json::from_slice(value).ok()?))
 }
 
-fn read_certificate(leaf: &CertificateDer<'_>, roll: &CaSet) -> Result<Known, AuthFailure> {
+fn read_certificate(leaf: &CertificateDer<'_>, cas: &CaSet) -> Result<Known, AuthFailure> {
     let facts = CertificateFacts::read(leaf).map_err(|error| AuthFailure::Malformed(error.to_string()))?;
     let signed_by = |authority: &&Arc<super::authority::Authority>| {
         tls::verify_client(leaf, &[authority.certificate().clone()]).is_ok()
     };
-    let authority = roll.authorities().iter().find(signed_by).ok_or(AuthFailure::Unknown)?.id();
+    let authority = cas.authorities().iter().find(signed_by).ok_or(AuthFailure::Unknown)?.id();
     let credential =
         Credential::Certificate { key: facts.key, expires: unix_seconds(facts.not_after), authority };
     Ok(Known {
@@ -194,8 +195,8 @@ impl Credential {
 
 impl Registrar {
     fn judge_certificate(&self, leaf: &CertificateDer<'_>) -> Result<Identity, AuthFailure> {
-        let roll = self.roll.load();
-        let known = self.credentials.certificate(leaf, &roll)?;
+        let cas = self.cas.load();
+        let known = self.credentials.certificate(leaf, &cas)?;
         let now = self.now();
         if now < known.not_before {
             return Err(AuthFailure::NotYetValid);
@@ -206,7 +207,7 @@ impl Registrar {
         if self.revocations.contains(&known.key) {
             return Err(AuthFailure::Revoked);
         }
-        if !roll.ids().contains(&known.authority) {
+        if !cas.ids().contains(&known.authority) {
             return Err(AuthFailure::Unknown);
         }
         Ok(known.identity.clone())
@@ -262,7 +263,7 @@ impl Registrar {
             AuthFailure::Revoked => "revoked",
             AuthFailure::Unavailable(_) => "unavailable",
         };
-        self.figures.credentials_refused.get_or_create(&IdentityReasonLabels { why: why.to_owned() }).inc();
+        self.metrics.credentials_refused.get_or_create(&IdentityReasonLabels { why: why.to_owned() }).inc();
     }
 }
 
@@ -299,7 +300,7 @@ impl Authenticator for Registrar {
             Some(Credential::Certificate { key, expires, authority }) => {
                 now <= from_unix_seconds(expires)
                     && !self.revocations.contains(&key)
-                    && self.roll.load().ids().contains(&authority)
+                    && self.cas.load().ids().contains(&authority)
             }
             Some(Credential::Token { id, expires }) => {
                 now < from_unix_seconds(expires) && !self.credentials.tokens.load().gone.contains_key(&id)

@@ -61,13 +61,13 @@ impl Registrar {
         }
         let record = self.gateway(&peer).await.map_err(refused)?.map(|(record, _)| record);
         gateways::speaks_for_its_gateway(record.as_ref(), &facts).map_err(refused)?;
-        let roll = self.roll.load_full();
+        let cas = self.cas.load_full();
         // The handshake has verified it against the whole bundle; asking again is worth it only while there are several.
-        let is_of_issuing_ca = roll.bundle().len() == 1
-            || tls::verify_client(shown, &[roll.issuing().certificate().clone()]).is_ok();
-        let renew = bundle != tls::bundle_hash(&roll.bundle()) || !is_of_issuing_ca;
-        if roll.is_changing() && !renew {
-            let issuing = roll.issuing().id().to_string();
+        let is_of_issuing_ca = cas.bundle().len() == 1
+            || tls::verify_client(shown, &[cas.issuing().certificate().clone()]).is_ok();
+        let renew = bundle != tls::bundle_hash(&cas.bundle()) || !is_of_issuing_ca;
+        if cas.is_changing() && !renew {
+            let issuing = cas.issuing().id().to_string();
             self.note_proven(&peer, &facts, &issuing).await.map_err(refused)?;
         }
         Ok(AdmittedPeer { peer, facts, renew })

@@ -1,7 +1,7 @@
 //! One certificate authority: a key, its certificate, and the certificates it signs.
 //!
 //! The content of a certificate comes from the caller's `CertificateSubject`, never from a request. Time is passed in.
-//! Where the key is kept is the business of `roll`.
+//! `ca_store` keeps the key.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -115,7 +115,7 @@ impl Authority {
         self.not_after
     }
 
-    /// For `roll`, which seals it.
+    /// For `ca_store`, which seals it.
     pub(super) fn key(&self) -> &PrivateKey {
         &self.key
     }

@@ -37,12 +37,12 @@ pub struct CaSet {
 impl CaSet {
     /// Signs for gateways and users.
     pub fn issuing(&self) -> &Arc<Authority> {
-        self.authorities.last().expect("a roll holds at least one CA; `open` refuses an empty one")
+        self.authorities.last().expect("a set of CAs holds at least one CA; `open` refuses an empty one")
     }
 
     /// Signs for the cloud's own listeners.
     pub fn serving(&self) -> &Arc<Authority> {
-        self.authorities.first().expect("a roll holds at least one CA; `open` refuses an empty one")
+        self.authorities.first().expect("a set of CAs holds at least one CA; `open` refuses an empty one")
     }
 
     pub fn is_changing(&self) -> bool {
@@ -156,8 +156,8 @@ pub async fn open_or_create(
     match store.create(KEY, encode(&[(&first, now)], &seal, place.origin())).await {
         Ok(revision) => {
             tracing::info!(authority = %first.id(), "made the CA of this cloud");
-            let roll = CaSet { revision, authorities: vec![Arc::new(first)], created: vec![now] };
-            Ok((roll, seal))
+            let cas = CaSet { revision, authorities: vec![Arc::new(first)], created: vec![now] };
+            Ok((cas, seal))
         }
         Err(StoreError::AlreadyExists { .. }) => {
             if is_new {
@@ -189,47 +189,47 @@ async fn open(store: &Store, place: &SealKeyLocation) -> Result<Option<(CaSet, S
         origin: stored.sealed_at.clone(),
         path: place.path.clone(),
     })?;
-    let roll = decode(&record.value, record.revision, &seal)?;
-    Ok(Some((roll, seal)))
+    let cas = decode(&record.value, record.revision, &seal)?;
+    Ok(Some((cas, seal)))
 }
 
 /// Adds a second CA, from which certificates come from now on.
 pub async fn start_change(
     store: &Store,
-    roll: &CaSet,
+    cas: &CaSet,
     seal: &SealKey,
     place: &SealKeyLocation,
     now: SystemTime,
 ) -> Result<CaSet, CaStoreError> {
-    if roll.is_changing() {
+    if cas.is_changing() {
         return Err(CaStoreError::AlreadyChanging);
     }
     let (authorities, created) = {
-        let mut authorities = roll.authorities.clone();
+        let mut authorities = cas.authorities.clone();
         authorities.push(Arc::new(Authority::create(now)?));
-        let mut created = roll.created.clone();
+        let mut created = cas.created.clone();
         created.push(now);
         (authorities, created)
     };
-    swap(store, roll, authorities, created, seal, place).await
+    swap(store, cas, authorities, created, seal, place).await
 }
 
 /// Drops the old CA. The caller has checked that no gateway still needs it.
 pub async fn finish_change(
     store: &Store,
-    roll: &CaSet,
+    cas: &CaSet,
     seal: &SealKey,
     place: &SealKeyLocation,
 ) -> Result<CaSet, CaStoreError> {
-    if !roll.is_changing() {
+    if !cas.is_changing() {
         return Err(CaStoreError::NotChanging);
     }
-    swap(store, roll, roll.authorities[1..].to_vec(), roll.created[1..].to_vec(), seal, place).await
+    swap(store, cas, cas.authorities[1..].to_vec(), cas.created[1..].to_vec(), seal, place).await
 }
 
 async fn swap(
     store: &Store,
-    roll: &CaSet,
+    cas: &CaSet,
     authorities: Vec<Arc<Authority>>,
     created: Vec<SystemTime>,
     seal: &SealKey,
@@ -237,7 +237,7 @@ async fn swap(
 ) -> Result<CaSet, CaStoreError> {
     let dated: Vec<_> =
         authorities.iter().map(|authority| &**authority).zip(created.iter().copied()).collect();
-    let revision = store.update(KEY, encode(&dated, seal, place.origin()), roll.revision).await?;
+    let revision = store.update(KEY, encode(&dated, seal, place.origin()), cas.revision).await?;
     Ok(CaSet { revision, authorities, created })
 }
 
@@ -295,7 +295,7 @@ pub fn decode(value: &[u8], revision: Revision, seal: &SealKey) -> Result<CaSet,
         return Err(CaStoreError::Damaged("it names no CA".into()));
     }
     let damaged = |what: &str| CaStoreError::Damaged(what.to_owned());
-    let mut roll = CaSet { revision, authorities: Vec::new(), created: Vec::new() };
+    let mut cas = CaSet { revision, authorities: Vec::new(), created: Vec::new() };
     for entry in stored.authorities {
         let sealed = STANDARD.decode(&entry.sealed_key).map_err(|_| damaged("a sealed key is not base64"))?;
         let pem = String::from_utf8(seal.open(&context(&entry.id), &sealed)?)
@@ -303,10 +303,10 @@ pub fn decode(value: &[u8], revision: Revision, seal: &SealKey) -> Result<CaSet,
         let key = PrivateKey::from_pem(&pem).map_err(AuthorityError::Key)?;
         let certificate =
             STANDARD.decode(&entry.certificate).map_err(|_| damaged("a certificate is not base64"))?;
-        roll.authorities.push(Arc::new(Authority::restore(certificate.into(), key)?));
-        roll.created.push(from_unix_seconds(entry.created));
+        cas.authorities.push(Arc::new(Authority::restore(certificate.into(), key)?));
+        cas.created.push(from_unix_seconds(entry.created));
     }
-    Ok(roll)
+    Ok(cas)
 }
 
 #[cfg(test)]

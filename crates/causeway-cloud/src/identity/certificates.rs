@@ -80,9 +80,9 @@ impl Registrar {
         if self.is_revoked(&request.key) {
             return Err(invalid("csr", "its key was revoked: make another one".to_owned()));
         }
-        let roll = self.roll.load_full();
+        let cas = self.cas.load_full();
         let subject = CertificateSubject::User { name: user.to_owned(), organization: role.group() };
-        let signed = roll.issuing().sign(&subject, &request.spki, self.now(), ttl);
+        let signed = cas.issuing().sign(&subject, &request.spki, self.now(), ttl);
         let signed = signed.map_err(|error| StoreError::Unavailable {
             reason: "the CA cannot sign".to_owned(),
             source: Some(std::sync::Arc::new(error)),
@@ -113,7 +113,7 @@ impl Registrar {
             role,
             expires: UtcTimestamp(signed.not_after).to_string(),
             certificate: pem::encode(std::slice::from_ref(&signed.certificate)),
-            authorities: pem::encode(&roll.bundle()),
+            authorities: pem::encode(&cas.bundle()),
             server: self.config.api_url.clone(),
             names: super::registrar::names(&self.config).iter().map(name).collect(),
         })

@@ -31,7 +31,7 @@ const AUTHORITIES: &str = "ca.pem";
 /// Makes the files fit. Says whether the client's was written.
 pub fn reconcile(
     folder: &Path,
-    roll: &CaSet,
+    cas: &CaSet,
     revocations: &Revocations,
     now: SystemTime,
 ) -> Result<bool, KubeconfigError> {
@@ -41,19 +41,19 @@ pub fn reconcile(
         move |source| KubeconfigError::File { path, action, source }
     };
     make_folder(folder).map_err(failed(folder, "made"))?;
-    let bundle = pem::encode(&roll.bundle());
+    let bundle = pem::encode(&cas.bundle());
     if std::fs::read(&authorities).ok().as_deref() != Some(bundle.as_bytes()) {
         write_atomic(&authorities, bundle.as_bytes()).map_err(failed(&authorities, "written"))?;
     }
     match std::fs::read(&client) {
-        Ok(text) if is_good(&text, roll, revocations, now) => return Ok(false),
+        Ok(text) if is_good(&text, cas, revocations, now) => return Ok(false),
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(failed(&client, "read")(error)),
     }
     let key = PrivateKey::generate()?;
     let subject = CertificateSubject::User { name: "connect".to_owned(), organization: GROUP };
-    let signed = roll.issuing().sign(&subject, &spki(&key)?, now, ADMIN_LIFETIME)?;
+    let signed = cas.issuing().sign(&subject, &spki(&key)?, now, ADMIN_LIFETIME)?;
     let text = format!("{}{}", key.to_pem(), pem::encode(std::slice::from_ref(&signed.certificate)));
     write_atomic(&client, text.as_bytes()).map_err(failed(&client, "written"))?;
     Ok(true)
@@ -64,13 +64,13 @@ pub fn certificate(folder: &Path) -> Option<CertificateDer<'static>> {
     pem::decode(&std::fs::read(folder.join(CLIENT)).ok()?)?.into_iter().next()
 }
 
-fn is_good(text: &[u8], roll: &CaSet, revocations: &Revocations, now: SystemTime) -> bool {
+fn is_good(text: &[u8], cas: &CaSet, revocations: &Revocations, now: SystemTime) -> bool {
     let certificates = pem::decode(text).unwrap_or_default();
     let [certificate] = &certificates[..] else { return false };
     let Ok(facts) = CertificateFacts::read(certificate) else { return false };
     !revocations.contains(&facts.key)
         && !super::is_past_two_thirds(facts.not_before, facts.not_after, now)
-        && tls::verify_client(certificate, &[roll.issuing().certificate().clone()]).is_ok()
+        && tls::verify_client(certificate, &[cas.issuing().certificate().clone()]).is_ok()
 }
 
 impl Registrar {
@@ -94,6 +94,6 @@ impl Registrar {
             return Err(AuthFailure::Revoked);
         }
         // By a CA of now; the handshake may have begun with one of yesterday.
-        tls::verify_client(leaf, &self.roll.load().bundle()).map_err(|_| AuthFailure::Unknown)
+        tls::verify_client(leaf, &self.cas.load().bundle()).map_err(|_| AuthFailure::Unknown)
     }
 }

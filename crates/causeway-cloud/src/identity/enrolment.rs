@@ -42,7 +42,7 @@ impl Registrar {
         let name = ask.name();
         let mut subject = EnrolmentSubjects::default();
         let answer = self.dispatch(ask, shown, &mut subject).await;
-        self.figures.count_answer(name, &answer);
+        self.metrics.count_answer(name, &answer);
         // A check comes from every edge every day and changes nothing; it is counted, not audited.
         if name != "check" {
             self.audit_answer(name, &subject, client, &answer);
@@ -209,12 +209,12 @@ impl Registrar {
     ) -> Result<EnrolmentResponseBody, EnrolmentRefusal> {
         let (facts, peer) = self.read_shown(shown, subject)?;
         self.refuse_revoked(&facts.key).await?;
-        let roll = self.roll.load_full();
+        let cas = self.cas.load_full();
         let shown = shown.expect("read_shown refuses a missing certificate");
-        let is_of_issuing_ca = tls::verify_client(shown, &[roll.issuing().certificate().clone()]).is_ok();
-        let renew = bundle != tls::bundle_hash(&roll.bundle()) || !is_of_issuing_ca;
-        if roll.is_changing() && !renew {
-            self.note_proven(&peer, &facts, &roll.issuing().id().to_string()).await?;
+        let is_of_issuing_ca = tls::verify_client(shown, &[cas.issuing().certificate().clone()]).is_ok();
+        let renew = bundle != tls::bundle_hash(&cas.bundle()) || !is_of_issuing_ca;
+        if cas.is_changing() && !renew {
+            self.note_proven(&peer, &facts, &cas.issuing().id().to_string()).await?;
         }
         Ok(EnrolmentResponseBody::Checked(CheckedMessage { renew }))
     }
@@ -248,8 +248,8 @@ impl Registrar {
         mut ops: Vec<Op>,
         now: SystemTime,
     ) -> Result<Option<EnrolmentResponseBody>, EnrolmentRefusal> {
-        let roll = self.roll.load_full();
-        let signed = roll
+        let cas = self.cas.load_full();
+        let signed = cas
             .issuing()
             .sign(&CertificateSubject::Gateway(peer.clone()), &request.spki, now, GATEWAY_LIFETIME)
             .map_err(|error| {
@@ -264,7 +264,7 @@ impl Registrar {
                     "look at the cloud's log",
                 )
             })?;
-        let mut record = GatewayRecord::new(peer, &request.key, &signed, &roll.issuing().id(), now);
+        let mut record = GatewayRecord::new(peer, &request.key, &signed, &cas.issuing().id(), now);
         let key = gateways::store_key(peer.gateway());
         match &gateway {
             None => ops.push(Op::Create { key, value: record.encode() }),
@@ -280,7 +280,7 @@ impl Registrar {
         match self.store.commit(ops).await {
             Ok(_) => {
                 self.log_before_answer(revoked).await?;
-                Ok(Some(EnrolmentResponseBody::Issued(self.message(&roll, signed))))
+                Ok(Some(EnrolmentResponseBody::Issued(self.message(&cas, signed))))
             }
             Err(
                 StoreError::Conflict { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. },
@@ -302,10 +302,10 @@ impl Registrar {
         })
     }
 
-    fn message(&self, roll: &CaSet, signed: SignedCertificate) -> IssuedMessage {
+    fn message(&self, cas: &CaSet, signed: SignedCertificate) -> IssuedMessage {
         IssuedMessage {
             certificate: signed.certificate.to_vec(),
-            authorities: roll.bundle().iter().map(|authority| authority.to_vec()).collect(),
+            authorities: cas.bundle().iter().map(|authority| authority.to_vec()).collect(),
             endpoints: self.all_endpoints().iter().map(ToString::to_string).collect(),
         }
     }
@@ -333,7 +333,7 @@ impl Registrar {
 
     /// Is it from a CA that is trusted now?
     pub(super) fn check_authority(&self, shown: &CertificateDer<'_>) -> Result<(), EnrolmentRefusal> {
-        tls::verify_client(shown, &self.roll.load().bundle()).map_err(|_| {
+        tls::verify_client(shown, &self.cas.load().bundle()).map_err(|_| {
             EnrolmentRefusal::new(
                 EnrolmentCode::WrongAuthority,
                 "the certificate is not from a CA this cloud trusts (any more)",
@@ -394,7 +394,7 @@ impl Registrar {
         let (site, gateway) = subject.peer.as_ref().map_or(("", ""), |peer| (peer.site(), peer.gateway()));
         let mismatch = subject.mismatch();
         if mismatch.is_some() {
-            self.figures.count_mismatch();
+            self.metrics.count_mismatch();
         }
         let (decision, reason) = match answer {
             Ok(_) => ("allow", mismatch.unwrap_or_default()),

@@ -36,21 +36,21 @@ pub enum KubeconfigError {
 pub fn reconcile(
     path: &Path,
     server: &str,
-    roll: &CaSet,
+    cas: &CaSet,
     revocations: &Revocations,
     now: SystemTime,
 ) -> Result<bool, KubeconfigError> {
     let failed = |action| move |source| KubeconfigError::File { path: path.to_owned(), action, source };
     match std::fs::read_to_string(path) {
-        Ok(text) if is_good(&text, server, roll, revocations, now) => return Ok(false),
+        Ok(text) if is_good(&text, server, cas, revocations, now) => return Ok(false),
         Ok(_) => {}
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {}
         Err(error) => return Err(failed("read")(error)),
     }
     let key = PrivateKey::generate()?;
     let admin = CertificateSubject::User { name: "admin".to_owned(), organization: ADMIN_GROUP };
-    let signed = roll.issuing().sign(&admin, &spki(&key)?, now, ADMIN_LIFETIME)?;
-    let text = write(server, &roll.bundle(), &signed.certificate, &key);
+    let signed = cas.issuing().sign(&admin, &spki(&key)?, now, ADMIN_LIFETIME)?;
+    let text = write(server, &cas.bundle(), &signed.certificate, &key);
     write_atomic(path, text.as_bytes()).map_err(failed("written"))?;
     Ok(true)
 }
@@ -106,7 +106,7 @@ pub fn text(server: &str, user: &str, authorities: &str, certificate: &str, key:
 
 // Causeway writes the file and knows its form, so its lines are compared instead of parsing YAML. A file that
 // was edited into another form is written again.
-fn is_good(text: &str, server: &str, roll: &CaSet, revocations: &Revocations, now: SystemTime) -> bool {
+fn is_good(text: &str, server: &str, cas: &CaSet, revocations: &Revocations, now: SystemTime) -> bool {
     let field = |name: &str| {
         text.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     };
@@ -118,12 +118,12 @@ fn is_good(text: &str, server: &str, roll: &CaSet, revocations: &Revocations, no
         let key = PrivateKey::from_pem(&String::from_utf8(data("client-key-data")?).ok()?).ok()?;
         Some(
             field("server")? == server
-                && certificates("certificate-authority-data")? == roll.bundle()
+                && certificates("certificate-authority-data")? == cas.bundle()
                 && facts.key == key.hash()
                 && facts.organizations == [ADMIN_GROUP]
                 && !revocations.contains(&facts.key)
                 && !super::is_past_two_thirds(facts.not_before, facts.not_after, now)
-                && tls::verify_client(certificate, &[roll.issuing().certificate().clone()]).is_ok(),
+                && tls::verify_client(certificate, &[cas.issuing().certificate().clone()]).is_ok(),
         )
     };
     check().unwrap_or(false)

@@ -1,4 +1,4 @@
-//! The figures of identity, for `/metrics`.
+//! The metrics of identity, for `/metrics`.
 
 use causeway_channel::wire::{EnrolmentCode, EnrolmentRefusal, EnrolmentResponseBody};
 use prometheus_client::encoding::EncodeLabelSet;

@@ -101,7 +101,7 @@ pub(super) const ATTEMPTS_MAX: usize = 16;
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     #[error(transparent)]
-    Roll(#[from] CaStoreError),
+    CaStore(#[from] CaStoreError),
     #[error("the cloud's own certificate cannot be made")]
     Serving(#[from] ServingError),
     #[error(transparent)]
@@ -118,17 +118,17 @@ pub struct Registrar {
     pub(super) config: IdentityConfig,
     pub(super) place: SealKeyLocation,
     pub(super) seal: SealKey,
-    pub(super) roll: ArcSwap<CaSet>,
+    pub(super) cas: ArcSwap<CaSet>,
     pub(super) revocations: Revocations,
     pub(super) credentials: CredentialCache,
-    pub(super) figures: IdentityMetrics,
+    pub(super) metrics: IdentityMetrics,
     serving: ServingTls,
     log: RevocationLog,
     /// Something may be in the store and not in the revocation log.
     is_log_behind: AtomicBool,
     /// Older than the first pictures of the store; `run` goes on from there.
     since: Revision,
-    roll_changed: Notify,
+    cas_changed: Notify,
     bundle_changed: watch::Sender<u64>,
     /// The endpoints at which edges reach the other replicas, as far as they are known.
     pub(super) other_endpoints: ArcSwap<Vec<ChannelEndpoint>>,
@@ -149,7 +149,7 @@ impl Registrar {
             makes_ca = true;
             earlier_life::begin(&config.data_dir, config.seal_key.is_some(), config.new_fleet)
         };
-        let (roll, seal) = ca_store::open_or_create(&store, &place, now, may_create).await?;
+        let (cas, seal) = ca_store::open_or_create(&store, &place, now, may_create).await?;
         earlier_life::end(&config.data_dir);
         if config.new_fleet && !makes_ca {
             tracing::warn!(
@@ -161,15 +161,15 @@ impl Registrar {
         let (api_tokens, _) = follow::snapshot(&store, tokens::API_PREFIX).await?;
         let names = names(&config);
         let registrar = Registrar {
-            serving: ServingTls::new(names, &roll, now)?,
+            serving: ServingTls::new(names, &cas, now)?,
             since,
-            roll: ArcSwap::from_pointee(roll),
+            cas: ArcSwap::from_pointee(cas),
             revocations: Revocations::new(revoked),
             credentials: CredentialCache::new(api_tokens),
-            figures: IdentityMetrics::default(),
+            metrics: IdentityMetrics::default(),
             log,
             is_log_behind: AtomicBool::new(true),
-            roll_changed: Notify::new(),
+            cas_changed: Notify::new(),
             bundle_changed: watch::channel(0).0,
             other_endpoints: ArcSwap::default(),
             have_authorities_changed: AtomicBool::new(false),
@@ -206,8 +206,8 @@ impl Registrar {
         self.config.data_dir.join(kubeconfig::FILE)
     }
 
-    pub fn figures(&self) -> &IdentityMetrics {
-        &self.figures
+    pub fn metrics(&self) -> &IdentityMetrics {
+        &self.metrics
     }
 
     pub fn is_revoked(&self, key: &KeyHash) -> bool {
@@ -246,7 +246,7 @@ impl Registrar {
             log(&change);
             if concerns_users(&change) {
                 // The admin kubeconfig may be the one that was revoked.
-                self.roll_changed.notify_one();
+                self.cas_changed.notify_one();
             }
             self.revocations.apply(change);
         });
@@ -261,7 +261,7 @@ impl Registrar {
             self.credentials.apply(change);
         });
         let authorities = follow::follow(&self.store, ca_store::KEY, self.since, &stop, |change| {
-            self.apply_roll(change);
+            self.apply_cas(change);
         });
         // Boxed, because watches of the store are large and callers hold this future.
         let following =
@@ -359,7 +359,7 @@ impl Registrar {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = self.roll_changed.notified() => {}
+                () = self.cas_changed.notified() => {}
                 () = tokio::time::sleep(UPKEEP) => {}
             }
             let kept = match round % FORGET_EVERY {
@@ -383,8 +383,8 @@ impl Registrar {
     }
 
     pub(super) async fn refresh(&self) -> Result<(), IdentityError> {
-        let roll = self.roll.load_full();
-        if self.serving.reconcile(names(&self.config), &roll, self.now())? {
+        let cas = self.cas.load_full();
+        if self.serving.reconcile(names(&self.config), &cas, self.now())? {
             tracing::info!(until = %UtcTimestamp(self.serving.not_after()), "shows a new server certificate");
         }
         self.reconcile_connect()?;
@@ -395,8 +395,8 @@ impl Registrar {
 
     fn reconcile_connect(&self) -> Result<(), IdentityError> {
         let folder = self.config.data_dir.join(connect::FOLDER);
-        let roll = self.roll.load();
-        if self.config.connect && connect::reconcile(&folder, &roll, &self.revocations, self.now())? {
+        let cas = self.cas.load();
+        if self.config.connect && connect::reconcile(&folder, &cas, &self.revocations, self.now())? {
             tracing::info!(folder = %folder.display(), "wrote a certificate for callers of CONNECT");
         }
         Ok(())
@@ -404,27 +404,27 @@ impl Registrar {
 
     fn reconcile_kubeconfig(&self) -> Result<(), IdentityError> {
         let path = self.kubeconfig_path();
-        let roll = self.roll.load();
-        if kubeconfig::reconcile(&path, &self.config.api_url, &roll, &self.revocations, self.now())? {
+        let cas = self.cas.load();
+        if kubeconfig::reconcile(&path, &self.config.api_url, &cas, &self.revocations, self.now())? {
             tracing::info!(path = %path.display(), "wrote the admin kubeconfig");
         }
         Ok(())
     }
 
-    /// Takes a roll that this replica wrote or another one did. An older one than we have is ignored.
-    pub(super) fn publish_roll(&self, roll: CaSet) {
-        let newer = Arc::new(roll);
-        if newer.ids() != self.roll.load().ids() {
+    /// Takes a set of CAs that this replica wrote or another one did. An older one than we have is ignored.
+    pub(super) fn publish_cas(&self, cas: CaSet) {
+        let newer = Arc::new(cas);
+        if newer.ids() != self.cas.load().ids() {
             // Before the CAs themselves: a reader of both never takes the new set for the first.
             self.have_authorities_changed.store(true, Ordering::SeqCst);
         }
-        self.roll
+        self.cas
             .rcu(|current| if newer.revision > current.revision { newer.clone() } else { current.clone() });
-        self.roll_changed.notify_one();
+        self.cas_changed.notify_one();
         self.bundle_changed.send_modify(|count| *count += 1);
     }
 
-    fn apply_roll(&self, change: FollowedChange) {
+    fn apply_cas(&self, change: FollowedChange) {
         let (value, revision) = match &change {
             FollowedChange::All(records) => match records.iter().find(|record| &*record.key == ca_store::KEY)
             {
@@ -436,11 +436,11 @@ impl Registrar {
                 _ => return,
             },
         };
-        if revision <= self.roll.load().revision {
+        if revision <= self.cas.load().revision {
             return;
         }
         match ca_store::decode(value, revision, &self.seal) {
-            Ok(roll) => self.publish_roll(roll),
+            Ok(cas) => self.publish_cas(cas),
             Err(error) => {
                 tracing::error!(
                     error = &error as &dyn std::error::Error,

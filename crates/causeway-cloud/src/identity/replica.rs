@@ -14,29 +14,31 @@ use rustls_pki_types::CertificateDer;
 use super::authority::{CertificateSubject, SERVER_LIFETIME};
 use super::registrar::Registrar;
 use super::serving;
-use crate::replicas::{ReplicaIdentity, ReplicaIdentityError};
 
-impl ReplicaIdentity for Registrar {
-    fn dial_config(&self) -> Result<DialConfig, ReplicaIdentityError> {
+/// The reason why no certificate could be made.
+pub type ReplicaIdentityError = Arc<dyn std::error::Error + Send + Sync>;
+
+impl Registrar {
+    /// Returns the configuration for one dial of another replica; its address is filled in by the caller.
+    pub(crate) fn dial_config(&self) -> Result<DialConfig, ReplicaIdentityError> {
         let credentials = self.credentials_of(&CertificateSubject::Replica)?;
-        let trust = TrustAnchors::Bundle(self.roll.load().bundle());
+        let trust = TrustAnchors::Bundle(self.cas.load().bundle());
         let clock = self.config.clock.clone();
         Ok(DialConfig { alpn: REPLICA_ALPN, clock, ..DialConfig::new(Vec::new(), trust, credentials) })
     }
 
-    fn admits(&self, certificate: &CertificateDer<'_>) -> bool {
+    /// Tells whether this is the certificate of a replica.
+    pub(crate) fn admits(&self, certificate: &CertificateDer<'_>) -> bool {
         let in_time = CertificateFacts::read(certificate).is_ok_and(|facts| self.now() <= facts.not_after);
         // The handshake may have been checked against CAs of yesterday.
-        let bundle = self.roll.load().bundle();
+        let bundle = self.cas.load().bundle();
         in_time && tls::is_cloud(certificate) && tls::verify_client(certificate, &bundle).is_ok()
     }
-}
 
-impl Registrar {
     fn credentials_of(&self, subject: &CertificateSubject) -> Result<TlsCredentials, ReplicaIdentityError> {
         let key = PrivateKey::generate().map_err(failed)?;
         let spki = serving::spki(&key).map_err(failed)?;
-        let signed = self.roll.load().serving().sign(subject, &spki, self.now(), SERVER_LIFETIME);
+        let signed = self.cas.load().serving().sign(subject, &spki, self.now(), SERVER_LIFETIME);
         Ok(TlsCredentials { chain: vec![signed.map_err(failed)?.certificate], key: key.to_der() })
     }
 

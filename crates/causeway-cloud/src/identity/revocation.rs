@@ -4,11 +4,12 @@
 //! before a certificate is signed, the store itself is read. Sessions that are open are told through `ended`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use causeway_api::sync::MutexExt;
 use causeway_channel::KeyHash;
 use causeway_channel::clock::{from_unix_seconds, unix_seconds};
 use causeway_store::StoreRecord;
@@ -131,7 +132,7 @@ impl Revocations {
     }
 
     fn change(&self, change: impl FnOnce(&mut HashMap<KeyHash, Option<RevocationRecord>>)) {
-        let _applying = self.applying.lock().unwrap_or_else(PoisonError::into_inner);
+        let _applying = self.applying.lock_ignoring_poison();
         let before = self.keys.load_full();
         let mut keys = HashMap::clone(&before);
         change(&mut keys);

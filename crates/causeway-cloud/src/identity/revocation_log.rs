@@ -10,9 +10,10 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use causeway_api::sync::MutexExt;
 use causeway_channel::clock::{from_unix_seconds, unix_seconds};
 use causeway_daemon::data_dir::write_atomic;
 use causeway_store::StoreRecord;
@@ -99,7 +100,9 @@ impl RevocationEntry {
         match self {
             RevocationEntry::Key { key, .. } => format!("key {key}"),
             RevocationEntry::JoinToken { id, deleted, redeemed, .. } => {
-                format!("join {id} {} {}", redeemed.len(), deleted.is_some())
+                let mut keys: Vec<&str> = redeemed.iter().map(|redeemed| redeemed.key.as_str()).collect();
+                keys.sort_unstable();
+                format!("join {id} {} {}", deleted.is_some(), keys.join(" "))
             }
             RevocationEntry::ApiToken { id, .. } => format!("api {id}"),
         }
@@ -202,7 +205,7 @@ impl RevocationLog {
     }
 
     fn append_blocking(&self, entries: &[RevocationEntry], now: SystemTime) -> io::Result<()> {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock_ignoring_poison();
         let fresh: Vec<RevocationEntry> =
             entries.iter().filter(|entry| !written.contains(&entry.fingerprint())).cloned().collect();
         if fresh.is_empty() {
@@ -297,6 +300,21 @@ mod tests {
     fn token(id: &str, redeemed: usize, deleted: Option<i64>) -> RevocationEntry {
         let redeemed = (0..redeemed).map(|number| Redeemed { key: number.to_string(), at: 1 }).collect();
         RevocationEntry::JoinToken { id: id.into(), expires: unix_seconds(now()), deleted, redeemed }
+    }
+
+    #[tokio::test]
+    async fn redemptions_by_different_keys_are_different_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let (log, _) = RevocationLog::open(folder.path().join(FILE), now()).unwrap();
+        let by = |key: &str| {
+            let redeemed = vec![Redeemed { key: key.into(), at: 1 }];
+            let expires = unix_seconds(now());
+            RevocationEntry::JoinToken { id: "t".into(), expires, deleted: None, redeemed }
+        };
+        // The second key comes from another replica's log or from a restored store.
+        log.append(vec![by("a")], now()).await.unwrap();
+        log.append(vec![by("b"), by("a")], now()).await.unwrap();
+        assert_eq!(read(log.path()).unwrap().unwrap().entries, [by("a"), by("b")]);
     }
 
     #[tokio::test]

@@ -33,7 +33,7 @@ pub enum RotationError {
     #[error("another replica changed the CAs at the same moment; look and try again")]
     Raced,
     #[error(transparent)]
-    Roll(CaStoreError),
+    CaStore(CaStoreError),
 }
 
 fn waiting(gateways: &[String], tokens: &[String]) -> String {
@@ -57,36 +57,36 @@ impl From<CaStoreError> for RotationError {
             CaStoreError::AlreadyChanging => RotationError::AlreadyChanging,
             CaStoreError::NotChanging => RotationError::NotChanging,
             CaStoreError::Store(StoreError::Conflict { .. }) => RotationError::Raced,
-            error => RotationError::Roll(error),
+            error => RotationError::CaStore(error),
         }
     }
 }
 
 impl From<StoreError> for RotationError {
     fn from(error: StoreError) -> RotationError {
-        RotationError::Roll(CaStoreError::Store(error))
+        RotationError::CaStore(CaStoreError::Store(error))
     }
 }
 
 impl Registrar {
     /// Returns the CAs, and the gateways and tokens that still depend on an old one.
     pub async fn authorities(&self) -> Result<RotationView, RotationError> {
-        let roll = self.roll.load_full();
-        let needed = self.who_needs_the_old(&roll).await?;
+        let cas = self.cas.load_full();
+        let needed = self.who_needs_the_old(&cas).await?;
         let view = |(authority, created): (&std::sync::Arc<super::authority::Authority>, SystemTime)| {
             let id = authority.id();
             AuthorityView {
                 id: id.to_string(),
                 created: UtcTimestamp(created).to_string(),
                 expires: UtcTimestamp(authority.not_after()).to_string(),
-                issuing: id == roll.issuing().id(),
-                serving: id == roll.serving().id(),
+                issuing: id == cas.issuing().id(),
+                serving: id == cas.serving().id(),
                 certificate: causeway_channel::pem::encode(std::slice::from_ref(authority.certificate())),
             }
         };
         Ok(RotationView {
-            changing: roll.is_changing(),
-            authorities: roll.dated().map(view).collect(),
+            changing: cas.is_changing(),
+            authorities: cas.dated().map(view).collect(),
             waiting_gateways: needed.gateways,
             waiting_tokens: needed.tokens,
             seal_key: self.place.path.display().to_string(),
@@ -95,8 +95,8 @@ impl Registrar {
 
     /// Begins the change.
     pub async fn start_rotation(&self) -> Result<RotationView, RotationError> {
-        let roll = self.roll.load_full();
-        let next = ca_store::start_change(&self.store, &roll, &self.seal, &self.place, self.now()).await?;
+        let cas = self.cas.load_full();
+        let next = ca_store::start_change(&self.store, &cas, &self.seal, &self.place, self.now()).await?;
         let id = next.issuing().id().to_string();
         self.audit(&AuditLine { event: "ca-change-started", key: &id, ..AuditLine::default() });
         self.take(next).await?;
@@ -105,15 +105,15 @@ impl Registrar {
 
     /// Ends the change. Refused while a gateway would be locked out, unless forced.
     pub async fn finish_rotation(&self, force: bool) -> Result<RotationView, RotationError> {
-        let roll = self.roll.load_full();
-        if !roll.is_changing() {
+        let cas = self.cas.load_full();
+        if !cas.is_changing() {
             return Err(RotationError::NotChanging);
         }
-        let needed = self.who_needs_the_old(&roll).await?;
+        let needed = self.who_needs_the_old(&cas).await?;
         if !needed.is_empty() && !force {
             return Err(RotationError::StillNeeded { gateways: needed.gateways, tokens: needed.tokens });
         }
-        let next = ca_store::finish_change(&self.store, &roll, &self.seal, &self.place).await?;
+        let next = ca_store::finish_change(&self.store, &cas, &self.seal, &self.place).await?;
         let (id, reason) = (next.issuing().id().to_string(), if needed.is_empty() { "" } else { "forced" });
         self.audit(&AuditLine { event: "ca-change-finished", key: &id, reason, ..AuditLine::default() });
         self.take(next).await?;
@@ -121,8 +121,8 @@ impl Registrar {
     }
 
     // The caller's next request must already meet the new state, so this replica does not wait for its watch.
-    async fn take(&self, roll: CaSet) -> Result<(), RotationError> {
-        self.publish_roll(roll);
+    async fn take(&self, cas: CaSet) -> Result<(), RotationError> {
+        self.publish_cas(cas);
         if let Err(error) = self.upkeep().await {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
@@ -132,12 +132,12 @@ impl Registrar {
         Ok(())
     }
 
-    async fn who_needs_the_old(&self, roll: &CaSet) -> Result<Needed, StoreError> {
+    async fn who_needs_the_old(&self, cas: &CaSet) -> Result<Needed, StoreError> {
         let mut needed = Needed::default();
-        if !roll.is_changing() {
+        if !cas.is_changing() {
             return Ok(needed);
         }
-        let (now, issuing) = (self.now(), roll.issuing().id());
+        let (now, issuing) = (self.now(), cas.issuing().id());
         let (gateways, _) = follow::snapshot(&self.store, gateways::PREFIX).await?;
         for record in &gateways {
             let name = record.key.strip_prefix(gateways::PREFIX).unwrap_or(&record.key);

@@ -114,8 +114,8 @@ mod tests {
 
     #[test]
     fn a_secret_comes_back_only_with_its_key_and_context() {
-        let home = tempfile::tempdir().unwrap();
-        let path = home.path().join("seal.key");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("seal.key");
         assert!(SealKey::load(&path).unwrap().is_none());
         let key = SealKey::generate(&path).unwrap();
         let sealed = key.seal("ca 1", b"secret");
@@ -125,7 +125,7 @@ mod tests {
         assert!(again.open("ca 2", &sealed).is_err());
         assert!(again.open("ca 1", &sealed[..20]).is_err());
         assert!(again.open("ca 1", b"").is_err());
-        let other = SealKey::generate(&home.path().join("other")).unwrap();
+        let other = SealKey::generate(&folder.path().join("other")).unwrap();
         assert_ne!(other.id(), key.id());
         assert!(other.open("ca 1", &sealed).is_err());
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -133,8 +133,8 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_named() {
-        let home = tempfile::tempdir().unwrap();
-        let path = home.path().join("seal.key");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("seal.key");
         for text in [&b""[..], b"abc", &[0xff; 64]] {
             std::fs::write(&path, text).unwrap();
             let error = SealKey::load(&path).unwrap_err();

@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use causeway_api::sync::MutexExt;
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::tcp::LinkSocket;
 use causeway_channel::wire::{
@@ -110,17 +111,17 @@ impl EnrolmentServer {
 
 impl Shared {
     fn admit(self: Arc<Shared>, link: TlsStream<LinkSocket>, client: SocketAddr, tasks: &TaskTracker) {
-        let figures = &self.registrar.figures;
+        let metrics = &self.registrar.metrics;
         let Ok(place) = self.connections.clone().try_acquire_owned() else {
-            figures.count_turned_away("full");
+            metrics.count_turned_away("full");
             return;
         };
         let address = network(client.ip());
         if !self.enter(address) {
-            figures.count_turned_away("full-address");
+            metrics.count_turned_away("full-address");
             return;
         }
-        let open = figures.connection();
+        let open = metrics.connection();
         tasks.spawn(async move {
             self.serve(link, client).await;
             self.leave(address);
@@ -129,7 +130,7 @@ impl Shared {
     }
 
     fn enter(&self, address: IpAddr) -> bool {
-        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_address = self.by_address.lock_ignoring_poison();
         let count = by_address.entry(address).or_default();
         let enters = *count < self.limits.connections_per_address_max;
         *count += usize::from(enters);
@@ -137,7 +138,7 @@ impl Shared {
     }
 
     fn leave(&self, address: IpAddr) {
-        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_address = self.by_address.lock_ignoring_poison();
         if let Some(count) = by_address.get_mut(&address) {
             *count = count.saturating_sub(1);
             if *count == 0 {
@@ -147,14 +148,14 @@ impl Shared {
     }
 
     async fn serve(&self, mut link: TlsStream<LinkSocket>, client: SocketAddr) {
-        let figures = &self.registrar.figures;
+        let metrics = &self.registrar.metrics;
         match timeout(self.limits.exchange, self.exchange(&mut link, client)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::debug!(%client, %error, "the exchange broke");
-                figures.count_turned_away("exchange");
+                metrics.count_turned_away("exchange");
             }
-            Err(_) => figures.count_turned_away("exchange-timeout"),
+            Err(_) => metrics.count_turned_away("exchange-timeout"),
         }
     }
 
@@ -165,7 +166,7 @@ impl Shared {
             Ok(request) => self.answer(link, request, client).await,
             // The link itself is fine, so the peer is told.
             Err(error @ (WireError::TooLong { .. } | WireError::Malformed(_))) => {
-                self.registrar.figures.count_turned_away("malformed");
+                self.registrar.metrics.count_turned_away("malformed");
                 Err(EnrolmentRefusal::new(
                     EnrolmentCode::Malformed,
                     error.to_string(),
@@ -208,7 +209,7 @@ impl Shared {
                 Ok(()) => return Ok(()),
             },
         };
-        self.registrar.figures.count_turned_away(if what == "all" { "rate-all" } else { "rate-address" });
+        self.registrar.metrics.count_turned_away(if what == "all" { "rate-all" } else { "rate-address" });
         let seconds = wait.as_secs() as u32 + 1;
         let message = match what {
             "all" => "too many gateways are enrolling",

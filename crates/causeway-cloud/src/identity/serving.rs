@@ -1,14 +1,15 @@
 //! The cloud's own certificate, for the API and the channel port, and the TLS settings built on it.
 //!
-//! Names follow the configuration, the CA follows the roll, and both are reconciled: whenever something
+//! Names follow the configuration, the CA follows the stored set, and both are reconciled: whenever something
 //! differs from what is shown, a new certificate is made and swapped in while connections go on. Key and
 //! certificate live in memory only; a restart makes new ones.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
+use causeway_api::sync::MutexExt;
 use causeway_channel::key::CertificateRequest;
 use causeway_channel::link::{CHANNEL_ALPN, REPLICA_ALPN};
 use causeway_channel::tls::{self, TlsCredentials, TlsError};
@@ -46,10 +47,10 @@ pub enum ServingError {
 impl ServingTls {
     pub fn new(
         names: Vec<CloudServerName>,
-        roll: &CaSet,
+        cas: &CaSet,
         now: SystemTime,
     ) -> Result<ServingTls, ServingError> {
-        let made = make(names, roll, now)?;
+        let made = make(names, cas, now)?;
         Ok(ServingTls {
             api: Arc::new(ArcSwap::from_pointee(made.api)),
             channel: Arc::new(ArcSwap::from_pointee(made.channel)),
@@ -67,21 +68,21 @@ impl ServingTls {
 
     /// When the certificate that is shown ends.
     pub fn not_after(&self) -> SystemTime {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).not_after
+        self.shown.lock_ignoring_poison().not_after
     }
 
     /// Makes and shows a new certificate if the present one does not fit any more.
     pub fn reconcile(
         &self,
         names: Vec<CloudServerName>,
-        roll: &CaSet,
+        cas: &CaSet,
         now: SystemTime,
     ) -> Result<bool, ServingError> {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        if !is_due(&shown, &names, roll, now) {
+        let mut shown = self.shown.lock_ignoring_poison();
+        if !is_due(&shown, &names, cas, now) {
             return Ok(false);
         }
-        let made = make(names, roll, now)?;
+        let made = make(names, cas, now)?;
         self.api.store(Arc::new(made.api));
         self.channel.store(Arc::new(made.channel));
         *shown = made.shown;
@@ -89,10 +90,10 @@ impl ServingTls {
     }
 }
 
-fn is_due(shown: &Shown, names: &[CloudServerName], roll: &CaSet, now: SystemTime) -> bool {
+fn is_due(shown: &Shown, names: &[CloudServerName], cas: &CaSet, now: SystemTime) -> bool {
     shown.names != names
-        || shown.authority != roll.serving().id()
-        || shown.trusted != roll.ids()
+        || shown.authority != cas.serving().id()
+        || shown.trusted != cas.ids()
         || super::is_past_two_thirds(shown.not_before, shown.not_after, now)
 }
 
@@ -102,23 +103,23 @@ struct Made {
     shown: Shown,
 }
 
-fn make(names: Vec<CloudServerName>, roll: &CaSet, now: SystemTime) -> Result<Made, ServingError> {
+fn make(names: Vec<CloudServerName>, cas: &CaSet, now: SystemTime) -> Result<Made, ServingError> {
     let key = PrivateKey::generate().map_err(AuthorityError::Key)?;
     let spki = spki(&key)?;
     let subject = CertificateSubject::Server { names: names.clone() };
-    let signed = roll.serving().sign(&subject, &spki, now, SERVER_LIFETIME)?;
+    let signed = cas.serving().sign(&subject, &spki, now, SERVER_LIFETIME)?;
     let shown = Shown {
         names,
-        authority: roll.serving().id(),
-        trusted: roll.ids(),
+        authority: cas.serving().id(),
+        trusted: cas.ids(),
         not_before: signed.not_before,
         not_after: signed.not_after,
     };
     // The CAs go along for edges that know only a hash of one of them.
     let mut chain = vec![signed.certificate];
-    chain.extend(roll.bundle());
+    chain.extend(cas.bundle());
     let credentials = TlsCredentials { chain, key: key.to_der() };
-    let bundle = roll.bundle();
+    let bundle = cas.bundle();
     let api = tls::server(credentials.clone(), &bundle, &[b"h2", b"http/1.1"])?;
     let channel = tls::server(credentials, &bundle, &[CHANNEL_ALPN, REPLICA_ALPN, wire::ALPN])?;
     Ok(Made { api, channel, shown })

@@ -58,7 +58,7 @@ impl Hands {
 }
 
 struct Fleet {
-    home: tempfile::TempDir,
+    folder: tempfile::TempDir,
     /// On etcd every replica opens a store of its own; SQLite belongs to one process.
     spec: StoreSpec,
     store: Store,
@@ -79,16 +79,16 @@ struct Replica {
 
 impl Fleet {
     async fn new() -> Fleet {
-        let home = tempfile::tempdir().unwrap();
-        let spec = StoreSpec::Sqlite { path: home.path().join("store.db") };
-        Fleet::with(home, spec).await
+        let folder = tempfile::tempdir().unwrap();
+        let spec = StoreSpec::Sqlite { path: folder.path().join("store.db") };
+        Fleet::with(folder, spec).await
     }
 
-    async fn with(home: tempfile::TempDir, spec: StoreSpec) -> Fleet {
+    async fn with(folder: tempfile::TempDir, spec: StoreSpec) -> Fleet {
         let store = Store::open(spec.clone()).await.unwrap();
         let hands = Hands(Arc::new(AtomicI64::new(1_800_000_000)));
         let (limits, port_limits) = (EnrolmentLimits::default(), PortLimits::default());
-        Fleet { home, spec, store, hands, grace: 90 * DAY, limits, port_limits }
+        Fleet { folder, spec, store, hands, grace: 90 * DAY, limits, port_limits }
     }
 
     async fn store(&self) -> Store {
@@ -99,7 +99,7 @@ impl Fleet {
     }
 
     fn data_dir(&self, name: &str) -> PathBuf {
-        let path = self.home.path().join(name);
+        let path = self.folder.path().join(name);
         causeway_daemon::data_dir::make_folder(&path).unwrap();
         path
     }
@@ -123,7 +123,7 @@ impl Fleet {
     /// A replica with its own data dir. All but the first get the seal key of `a`.
     async fn replica(&self, name: &str) -> Replica {
         let data_dir = self.data_dir(name);
-        let seal = self.home.path().join("a/seal.key");
+        let seal = self.folder.path().join("a/seal.key");
         if name != "a" && seal.exists() {
             std::fs::copy(seal, data_dir.join("seal.key")).unwrap();
         }
@@ -134,14 +134,14 @@ impl Fleet {
         let registrar = Registrar::open(self.store().await, config).await.unwrap();
         let tls = registrar.channel_tls();
         let port = ChannelPort::on(sockets, tls, EndpointKeys::generate(), self.port_limits.clone()).unwrap();
-        let figures = port.figures().clone();
+        let metrics = port.metrics().clone();
         let enrolment = EnrolmentServer::new(registrar.clone(), self.limits.clone());
         let channel = ChannelServer { port, enrolment, links: Arc::new(NoLinks) };
         let stop = CancellationToken::new();
         tokio::spawn(channel.run(stop.clone()));
         let (keeper, until) = (registrar.clone(), stop.clone());
         tokio::spawn(async move { keeper.run(until).await });
-        Replica { registrar, addr, port: figures, data_dir, _stop: stop.drop_guard() }
+        Replica { registrar, addr, port: metrics, data_dir, _stop: stop.drop_guard() }
     }
 
     fn contact(&self, replica: &Replica, trust: TrustAnchors) -> EnrolmentContact {

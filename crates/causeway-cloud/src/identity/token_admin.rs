@@ -119,7 +119,7 @@ impl Registrar {
             return Err(TokenProblem::Enrolled { gateway, until });
         }
         let secret = TokenSecret::generate();
-        let (id, now, authorities) = (tokens::id(&secret), self.now(), self.roll.load().ids());
+        let (id, now, authorities) = (tokens::id(&secret), self.now(), self.cas.load().ids());
         let record = JoinTokenRecord {
             replaces: on_enrolled == OnEnrolled::Replace,
             ..JoinTokenRecord::new(&secret, &peer, now, ttl, uses, &authorities)

@@ -18,7 +18,7 @@ use super::report::netmap_report;
 
 /// Held by the control loop of a session.
 pub struct NetmapFeed {
-    desk: NetmapPublisher,
+    publisher: NetmapPublisher,
     gateway: String,
     sender: NetmapSendState,
     targets: watch::Receiver<Option<TargetNetmap>>,
@@ -30,16 +30,24 @@ pub struct NetmapFeed {
 
 impl NetmapFeed {
     pub(super) fn new(
-        desk: NetmapPublisher,
+        publisher: NetmapPublisher,
         gateway: &str,
         held: Option<NetmapStamp>,
         known: Vec<Arc<Netmap>>,
         targets: watch::Receiver<Option<TargetNetmap>>,
     ) -> NetmapFeed {
-        let compiled = desk.shared.compiled.subscribe();
+        let compiled = publisher.shared.compiled.subscribe();
         let (sender, started) = (NetmapSendState::new(held, known), Instant::now());
         let not_persisted = String::new();
-        NetmapFeed { desk, gateway: gateway.to_owned(), sender, targets, compiled, started, not_persisted }
+        NetmapFeed {
+            publisher,
+            gateway: gateway.to_owned(),
+            sender,
+            targets,
+            compiled,
+            started,
+            not_persisted,
+        }
     }
 
     /// Waits until there is something to send, and returns it encoded. A returned update counts as sent,
@@ -51,7 +59,7 @@ impl NetmapFeed {
             if let Some(update) = self.sender.next_update(now) {
                 let encoded = update.encode();
                 if encoded.len() <= ENCODED_BYTES_MAX {
-                    self.desk.shared.figures.sent(update.is_whole(), encoded.len());
+                    self.publisher.shared.metrics.sent(update.is_whole(), encoded.len());
                     return encoded;
                 }
                 let reason = format!("{} bytes are more than a message may have", encoded.len());
@@ -68,9 +76,9 @@ impl NetmapFeed {
     pub fn acknowledged(&mut self, ack: &NetmapAck) {
         let Some(stamp) = ack.held.as_ref().and_then(stamp) else { return };
         if let Some(netmap) = self.sender.handle_acknowledged(stamp) {
-            let mut desk = self.desk.lock();
-            desk.remembered.put(&self.gateway, netmap);
-            if let Some(attached) = desk.attached.get_mut(&self.gateway) {
+            let mut state = self.publisher.lock();
+            state.remembered.put(&self.gateway, netmap);
+            if let Some(attached) = state.attached.get_mut(&self.gateway) {
                 attached.held = Some(stamp);
             }
         }
@@ -83,7 +91,7 @@ impl NetmapFeed {
 
     /// The gateway could not take it.
     pub fn refused(&mut self, refused: &NetmapRefused) {
-        self.desk.shared.figures.refused.inc();
+        self.publisher.shared.metrics.refused.inc();
         let reason = words(&refused.reason);
         tracing::warn!(
             gateway = self.gateway,
@@ -123,7 +131,7 @@ impl NetmapFeed {
 
     fn report(&self) {
         if let Some(report) = netmap_report(&self.sender.standing(), &self.not_persisted) {
-            self.desk.report(&self.gateway, report);
+            self.publisher.report(&self.gateway, report);
         }
     }
 
@@ -134,7 +142,7 @@ impl NetmapFeed {
 
 impl Drop for NetmapFeed {
     fn drop(&mut self) {
-        self.desk.leave(&self.gateway);
+        self.publisher.leave(&self.gateway);
     }
 }
 

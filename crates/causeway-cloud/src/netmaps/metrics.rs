@@ -15,17 +15,17 @@ pub struct NetmapMetrics {
 
 impl NetmapMetrics {
     pub fn register(metrics: &Metrics) -> NetmapMetrics {
-        let figures = NetmapMetrics::default();
+        let counters = NetmapMetrics::default();
         metrics.register(|registry| {
             let registry = registry.sub_registry_with_prefix("causeway_cloud_netmap");
-            registry.register("compiles", "Times a gateway's netmap was compiled", figures.compiles.clone());
-            registry.register("failures", "Netmaps that could not be made", figures.failures.clone());
-            registry.register("refused", "Updates that a gateway refused", figures.refused.clone());
-            registry.register("whole_updates", "Netmaps sent whole", figures.whole.clone());
-            registry.register("delta_updates", "Netmaps sent as a change", figures.deltas.clone());
-            registry.register("update_bytes", "Bytes of all updates sent", figures.bytes.clone());
+            registry.register("compiles", "Times a gateway's netmap was compiled", counters.compiles.clone());
+            registry.register("failures", "Netmaps that could not be made", counters.failures.clone());
+            registry.register("refused", "Updates that a gateway refused", counters.refused.clone());
+            registry.register("whole_updates", "Netmaps sent whole", counters.whole.clone());
+            registry.register("delta_updates", "Netmaps sent as a change", counters.deltas.clone());
+            registry.register("update_bytes", "Bytes of all updates sent", counters.bytes.clone());
         });
-        figures
+        counters
     }
 
     pub fn sent(&self, is_whole: bool, bytes: usize) {

@@ -29,13 +29,13 @@ pub fn netmap_report(standing: &NetmapSyncState, not_persisted: &str) -> Option<
 
 impl NetmapPublisher {
     pub(super) fn report(&self, gateway: &str, report: Report) {
-        let mut desk = self.lock();
-        let Some(attached) = desk.attached.get_mut(gateway) else { return };
+        let mut state = self.lock();
+        let Some(attached) = state.attached.get_mut(gateway) else { return };
         if attached.reported.as_ref() == Some(&report) {
             return;
         }
         attached.reported = Some(report.clone());
-        drop(desk);
+        drop(state);
         self.shared.reports.report(gateway, report);
     }
 }

@@ -17,8 +17,8 @@ pub struct SiteGateways {
 }
 
 impl SiteGateways {
-    pub fn of(world: &ObjectSet, active: &ActiveGateways) -> SiteGateways {
-        let mut gateways: Vec<&EGateway> = world.all().collect();
+    pub fn of(objects: &ObjectSet, active: &ActiveGateways) -> SiteGateways {
+        let mut gateways: Vec<&EGateway> = objects.all().collect();
         gateways.sort_by(|one, other| {
             let by_priority = other.priority.cmp(&one.priority);
             by_priority.then_with(|| one.metadata.name.cmp(&other.metadata.name))
@@ -62,15 +62,15 @@ mod tests {
 
     #[test]
     fn the_highest_priority_goes_first_then_the_name() {
-        let mut world = ObjectSet::default();
+        let mut objects = ObjectSet::default();
         for (name, site, priority) in [("b", "oslo", 1), ("a", "oslo", 1), ("c", "oslo", 7), ("d", "rome", 0)]
         {
             let metadata = ObjectMeta::named(name);
             let gateway = EGateway { metadata, e_site_name: site.into(), priority, ..EGateway::default() };
-            world.insert(gateway.into());
+            objects.insert(gateway.into());
         }
         let of = |active: &ActiveGateways, site: &str| {
-            let sites = SiteGateways::of(&world, active);
+            let sites = SiteGateways::of(&objects, active);
             sites.gateways(site).cloned().collect::<Vec<_>>()
         };
         let none = ActiveGateways::default();
@@ -80,7 +80,7 @@ mod tests {
         let stored = ActiveGateways::from([("oslo".into(), "b".into()), ("rome".into(), "a".into())]);
         assert_eq!(of(&stored, "oslo"), ["b", "c", "a"]);
         assert_eq!(of(&stored, "rome"), ["d"], "a is not a gateway of rome");
-        let sites = SiteGateways::of(&world, &stored);
+        let sites = SiteGateways::of(&objects, &stored);
         assert_eq!(sites.shared().map(|(site, _)| site).collect::<Vec<_>>(), ["oslo"]);
     }
 }

@@ -19,7 +19,7 @@ use crate::reports::{NETMAP_IN_FORCE, ReportWriter, ReportedState};
 
 struct Lab {
     registry: Arc<Registry>,
-    desk: NetmapPublisher,
+    publisher: NetmapPublisher,
     stop: CancellationToken,
     running: Vec<JoinHandle<()>>,
     folder: Arc<tempfile::TempDir>,
@@ -35,18 +35,18 @@ impl Lab {
         let registry = Arc::new(Registry::new(store, Arc::new(SystemClock)));
         let (stop, metrics) = (CancellationToken::new(), Metrics::new("0"));
         let (inbox, state) = (Arc::new(ReportInbox::default()), Arc::new(ReportedState::default()));
-        let desk = NetmapPublisher::new(&metrics, inbox.clone());
+        let publisher = NetmapPublisher::new(&metrics, inbox.clone());
         let check = Readiness::new().register("reconcile");
-        let reconciler = Reconciler::new(registry.clone(), check, &metrics).telling(desk.clone());
+        let reconciler = Reconciler::new(registry.clone(), check, &metrics).telling(publisher.clone());
         let reconciler = reconciler.reporting(state.clone());
         let directory = SessionDirectory::alone(causeway_channel::Clock::system());
         let reports = ReportWriter { registry: registry.clone(), directory, inbox, state, connections: None };
         let running = vec![
             tokio::spawn(reconciler.run(stop.clone())),
-            tokio::spawn(desk.clone().run(stop.clone())),
+            tokio::spawn(publisher.clone().run(stop.clone())),
             tokio::spawn(reports.run(None, stop.clone())),
         ];
-        Lab { registry, desk, stop, running, folder }
+        Lab { registry, publisher, stop, running, folder }
     }
 
     /// Two sites, and a service that the first has and the second may use.
@@ -104,7 +104,7 @@ struct Edge {
 impl Edge {
     fn attach(lab: &Lab, gateway: &str, receiver: NetmapReceiver) -> Edge {
         let held = receiver.held().map(|held| held.stamp());
-        Edge { feed: lab.desk.attach(gateway, held), receiver }
+        Edge { feed: lab.publisher.attach(gateway, held), receiver }
     }
 
     /// Takes updates in until one leads to a netmap that holds `key` or not, and returns how the last one
@@ -154,7 +154,7 @@ async fn a_change_reaches_whom_it_concerns_as_a_difference() {
     let update = oslo.take().await;
     assert!(oslo.generation() > before);
     assert_eq!((update.is_whole(), update.set.len(), update.unset.len()), (false, 1, 0));
-    assert_eq!(lab.desk.held("oslo-gw"), lab.desk.target("oslo-gw"));
+    assert_eq!(lab.publisher.held("oslo-gw"), lab.publisher.target("oslo-gw"));
     lab.registry.delete_object("test", Kind::ServiceExpose, "cam").await.unwrap();
     oslo.wait("nothing exposed", |netmap| netmap.get("presence/cam").is_none()).await;
     let told = tokio::time::timeout(Duration::from_millis(1), rome.feed.next_update()).await;
@@ -170,7 +170,7 @@ async fn a_session_that_comes_back_gets_a_delta_and_a_new_cloud_sends_nothing_th
     oslo.wait("a presence", |netmap| netmap.get("presence/cam").is_some()).await;
     let receiver = oslo.receiver.clone();
     drop(oslo);
-    assert_eq!(lab.desk.held("oslo-gw"), None, "nobody is attached");
+    assert_eq!(lab.publisher.held("oslo-gw"), None, "nobody is attached");
     lab.set_port(556).await;
     let mut oslo = Edge::attach(&lab, "oslo-gw", receiver);
     let update = oslo.take().await;
@@ -182,7 +182,7 @@ async fn a_session_that_comes_back_gets_a_delta_and_a_new_cloud_sends_nothing_th
     let mut oslo = Edge::attach(&lab, "oslo-gw", receiver);
     // The new cloud compiles the same bytes, and finds that there is nothing to say.
     let compiled = async {
-        while lab.desk.target("oslo-gw").is_none() {
+        while lab.publisher.target("oslo-gw").is_none() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -226,7 +226,7 @@ async fn a_gateway_is_never_told_the_netmap_of_another_site() {
     let lab = Lab::start().await;
     lab.furnish().await;
     // The certificate says rome. Before and after its object is moved to oslo, where the camera is present.
-    let feed = lab.desk.attach_from("rome-gw", Some("rome"), None);
+    let feed = lab.publisher.attach_from("rome-gw", Some("rome"), None);
     let mut rome = Edge { feed, receiver: NetmapReceiver::default() };
     rome.wait("the netmap of rome", |held| !held.is_empty()).await;
     let edit = |object: &mut Object| {
@@ -237,7 +237,7 @@ async fn a_gateway_is_never_told_the_netmap_of_another_site() {
     lab.registry.edit("test", Kind::EGateway, "rome-gw", edit).await.unwrap();
     rome.wait("an empty netmap", Netmap::is_empty).await;
     // A session that comes anew with the certificate of oslo gets it.
-    let feed = lab.desk.attach_from("rome-gw", Some("oslo"), None);
+    let feed = lab.publisher.attach_from("rome-gw", Some("oslo"), None);
     let mut oslo = Edge { feed, receiver: NetmapReceiver::default() };
     oslo.wait("the netmap of oslo", |held| !held.is_empty()).await;
     drop((rome, oslo));
@@ -254,7 +254,7 @@ async fn the_stored_active_gateway_reaches_the_gateways_of_its_site() {
         let view = causeway_netmap::NetmapView::decode(netmap);
         view.sites["oslo"].active.as_ref().map(ToString::to_string)
     };
-    let sites = lab.desk.sites();
+    let sites = lab.publisher.sites();
     for gateway in ["oslo-2", "oslo-gw"] {
         let record = format!(r#"{{"gateway":"{gateway}"}}"#).into();
         lab.registry.store().put("activegateways/oslo", record).await.unwrap();

@@ -30,6 +30,12 @@ pub struct ConditionChanges {
     dns_names: HashSet<String>,
     /// A presence without a site depends on every gateway's range.
     gateways: bool,
+    /// Sites whose networks, tunnels or communities changed: those that share a community look again.
+    near: HashSet<String>,
+    /// Policies whose fields changed, for communities.
+    changed_policies: HashSet<String>,
+    /// Tunnel keys that a gateway claimed or gave up.
+    tunnel_keys: HashSet<String>,
 }
 
 impl ConditionChanges {
@@ -65,7 +71,12 @@ impl ConditionChanges {
         }
         for object in [old, new].into_iter().flatten() {
             match object {
+                Object::ESite(site) => drop(self.near.insert(site.metadata.name.clone())),
+                Object::ECommunity(community) => self.near.extend(community.members.iter().cloned()),
+                Object::EPolicy(policy) => drop(self.changed_policies.insert(policy.metadata.name.clone())),
                 Object::EGateway(gateway) => {
+                    self.near.insert(gateway.e_site_name.clone());
+                    self.tunnel_keys.insert(gateway.public_key.clone());
                     self.gateways = true;
                     self.sites.insert(gateway.e_site_name.clone());
                 }
@@ -74,7 +85,7 @@ impl ConditionChanges {
                     let names = [&server.metadata.name, &server.e_server_name];
                     self.dns_names.extend(names.map(|name| name.to_ascii_lowercase()));
                 }
-                // Its site is where its exposures come home.
+                // Its site is where its exposures lead.
                 Object::EService(service) => drop(self.services.insert(service.metadata.name.clone())),
                 Object::ServiceExpose(expose) => {
                     self.dns_names.insert(expose.dns_name.to_ascii_lowercase());
@@ -88,12 +99,25 @@ impl ConditionChanges {
         }
     }
 
+    /// Takes note that a gateway reported another tunnel. `keys` are the keys before and after.
+    pub fn note_tunnel(&mut self, gateway: &str, site: Option<&str>, keys: &[String]) {
+        self.objects.insert((Kind::EGateway, gateway.to_owned()));
+        self.near.extend(site.map(str::to_owned));
+        self.tunnel_keys.extend(keys.iter().cloned());
+    }
+
+    /// Takes note that networks of sites were mapped, or are no longer.
+    pub fn note_mapped(&mut self, community: &str, sites: &[String]) {
+        self.objects.insert((Kind::ECommunity, community.to_owned()));
+        self.near.extend(sites.iter().cloned());
+    }
+
     /// Everything whose conditions may be different now. One walk over all objects, whatever the number of
     /// changes.
-    pub fn affected(mut self, world: &ObjectSet) -> BTreeSet<(Kind, String)> {
+    pub fn affected(mut self, objects: &ObjectSet) -> BTreeSet<(Kind, String)> {
         let mut affected = std::mem::take(&mut self.objects);
         if self.concerns_others() {
-            let concerned = world.objects().filter(|object| self.concerns(object, world));
+            let concerned = objects.objects().filter(|object| self.concerns(object, objects));
             affected.extend(concerned.map(|object| (object.kind(), object.name().to_owned())));
         }
         affected
@@ -101,6 +125,9 @@ impl ConditionChanges {
 
     fn concerns_others(&self) -> bool {
         self.gateways
+            || !self.near.is_empty()
+            || !self.changed_policies.is_empty()
+            || !self.tunnel_keys.is_empty()
             || !self.sites.is_empty()
             || !self.links.is_empty()
             || !self.presented.is_empty()
@@ -112,13 +139,24 @@ impl ConditionChanges {
             || !self.presence_addresses.is_empty()
     }
 
-    fn concerns(&self, object: &Object, world: &ObjectSet) -> bool {
+    fn concerns(&self, object: &Object, objects: &ObjectSet) -> bool {
         let any = |names: &[String], changed: &HashSet<String>| {
             !changed.is_empty() && names.iter().any(|name| changed.contains(name))
         };
         match object {
-            Object::ESite(site) => self.sites.contains(&site.metadata.name),
-            Object::EGateway(gateway) => self.sites.contains(&gateway.e_site_name),
+            Object::ESite(site) => {
+                let name = site.metadata.name.as_str();
+                self.sites.contains(name)
+                    || self.near.contains(name)
+                    || (!self.near.is_empty()
+                        && objects.neighbours(name).into_iter().any(|other| self.near.contains(other)))
+            }
+            Object::EGateway(gateway) => {
+                let reported = objects.layer3.tunnels.get(&gateway.metadata.name);
+                self.sites.contains(&gateway.e_site_name)
+                    || (!gateway.public_key.is_empty() && self.tunnel_keys.contains(&gateway.public_key))
+                    || reported.is_some_and(|record| self.tunnel_keys.contains(&record.public_key))
+            }
             Object::EService(service) => self.site_or_link(&service.e_site_name),
             Object::EServer(server) => {
                 self.site_or_link(&server.e_site_name)
@@ -138,9 +176,9 @@ impl ConditionChanges {
                     || any(&expose.e_policys, &self.policies)
                     || self.concerns_name(expose)
                     || self.concerns_presences(expose)
-                    || world
+                    || objects
                         .service(&expose.e_service_name)
-                        .is_some_and(|home| self.site_or_link(&home.e_site_name))
+                        .is_some_and(|service| self.site_or_link(&service.e_site_name))
             }
             Object::VirtualPresence(presence) => {
                 self.services.contains(&presence.e_service_name)
@@ -148,7 +186,11 @@ impl ConditionChanges {
                     || (self.gateways && presence.e_site_name.is_empty())
                     || presence.ip_addr().is_some_and(|ip| self.presence_addresses.contains(&ip))
             }
-            Object::ECommunity(community) => any(&community.members, &self.sites),
+            Object::ECommunity(community) => {
+                any(&community.members, &self.sites)
+                    || any(&community.members, &self.near)
+                    || any(community.e_policys.as_deref().unwrap_or_default(), &self.changed_policies)
+            }
             Object::Namespace(_) | Object::Event(_) | Object::Service(_) => false,
         }
     }
@@ -191,36 +233,36 @@ mod tests {
     use causeway_api::Time;
     use causeway_api::meta::set_condition;
     use serde_json::{Value, json};
+    use testlab::random::SeededRandom;
 
     use super::*;
 
-    /// A small generator of our own: the seed is printed with every failure.
-    struct Dice(u64);
+    /// Random objects. The seed is printed with every failure.
+    struct RandomObjects(SeededRandom);
 
-    impl Dice {
-        fn roll(&mut self, sides: u64) -> u64 {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 33) % sides
+    impl RandomObjects {
+        fn below(&mut self, bound: u64) -> u64 {
+            self.0.below(bound)
         }
 
         fn name(&mut self) -> String {
-            ["a", "b", "c"][self.roll(3) as usize].to_owned()
+            ["a", "b", "c"][self.below(3) as usize].to_owned()
         }
 
         fn names(&mut self) -> Vec<String> {
-            let mut names: Vec<String> = (0..self.roll(3)).map(|_| self.name()).collect();
+            let mut names: Vec<String> = (0..self.below(3)).map(|_| self.name()).collect();
             names.sort();
             names.dedup();
             names
         }
 
         fn object(&mut self) -> Object {
-            let kind = Kind::ALL[self.roll(8) as usize];
-            let ip = format!("198.18.0.{}", 1 + self.roll(3));
+            let kind = Kind::ALL[self.below(8) as usize];
+            let ip = format!("198.18.0.{}", 1 + self.below(3));
             let fields = match kind {
                 Kind::ESite => json!({"subnets": []}),
                 Kind::EGateway => {
-                    let range = ["198.18.0.0/16", "198.18.0.0/30", "10.0.0.0/8"][self.roll(3) as usize];
+                    let range = ["198.18.0.0/16", "198.18.0.0/30", "10.0.0.0/8"][self.below(3) as usize];
                     json!({"eSiteName": self.name(), "virtualPresenceIPcidr": range})
                 }
                 Kind::EService => json!({"eSiteName": self.name(), "port": 80, "ip": ip, "protocol": "TCP"}),
@@ -229,11 +271,11 @@ mod tests {
                 }
                 Kind::EPolicy => json!({"allowedServers": self.names(), "allowedSites": self.names()}),
                 Kind::ServiceExpose => {
-                    let dns_name = ["x.test", "a", ""][self.roll(3) as usize];
+                    let dns_name = ["x.test", "a", ""][self.below(3) as usize];
                     json!({"eServiceName": self.name(), "dnsName": dns_name, "eSites": self.names(), "ePolicys": self.names()})
                 }
                 Kind::VirtualPresence => {
-                    let site = if self.roll(2) == 0 { String::new() } else { self.name() };
+                    let site = if self.below(2) == 0 { String::new() } else { self.name() };
                     json!({"eServiceName": self.name(), "virtualIp": ip, "eSiteName": site})
                 }
                 Kind::ECommunity => json!({"members": self.names()}),
@@ -243,13 +285,13 @@ mod tests {
             value["metadata"] = json!({"name": self.name(), "generation": 1});
             let mut object = Object::decode(kind, value).unwrap().object;
             object.default_fields();
-            if kind == Kind::EGateway && self.roll(2) == 0 {
+            if kind == Kind::EGateway && self.below(2) == 0 {
                 let (conditions, now) = (&mut object.status_mut().conditions, Time::from_second(0));
                 set_condition(conditions, conditions::CONNECTED, true.into(), "Connected", "", now, 1);
             }
-            if kind == Kind::EService && self.roll(2) == 0 {
+            if kind == Kind::EService && self.below(2) == 0 {
                 let (conditions, now) = (&mut object.status_mut().conditions, Time::from_second(0));
-                let (is_up, message) = (self.roll(2) == 0, self.name());
+                let (is_up, message) = (self.below(2) == 0, self.name());
                 set_condition(
                     conditions,
                     conditions::BACKENDS_ANSWER,
@@ -268,24 +310,24 @@ mod tests {
     fn looking_at_what_is_affected_is_as_good_as_looking_at_everything() {
         let now = Time::from_second(0);
         for seed in 0..100 {
-            let (mut dice, mut world) = (Dice(seed), ObjectSet::default());
+            let (mut random, mut objects) = (RandomObjects(SeededRandom::new(seed)), ObjectSet::default());
             for step in 0..40 {
                 let mut changes = ConditionChanges::default();
-                for _ in 0..=dice.roll(2) {
-                    let object = dice.object();
-                    let old = world.remove(object.kind(), object.name());
-                    let new = (dice.roll(4) > 0).then_some(object);
+                for _ in 0..=random.below(2) {
+                    let object = random.object();
+                    let old = objects.remove(object.kind(), object.name());
+                    let new = (random.below(4) > 0).then_some(object);
                     changes.note(old.as_ref(), new.as_ref());
-                    new.into_iter().for_each(|new| world.insert(new));
+                    new.into_iter().for_each(|new| objects.insert(new));
                 }
-                for (kind, name) in changes.affected(&world) {
+                for (kind, name) in changes.affected(&objects) {
                     // Changed and then deleted between two looks.
-                    let Some(mut object) = world.get(kind, &name).cloned() else { continue };
-                    *object.status_mut() = conditions::status(&object, &world, now);
-                    world.insert(object);
+                    let Some(mut object) = objects.get(kind, &name).cloned() else { continue };
+                    *object.status_mut() = conditions::status(&object, &objects, now);
+                    objects.insert(object);
                 }
-                for object in world.objects() {
-                    let expected = conditions::status(object, &world, now);
+                for object in objects.objects() {
+                    let expected = conditions::status(object, &objects, now);
                     assert_eq!(*object.status(), expected, "seed {seed}, step {step}: {}", object.key());
                 }
             }
@@ -294,8 +336,8 @@ mod tests {
 
     #[test]
     fn a_status_that_was_written_concerns_nobody_else() {
-        let mut dice = Dice(1);
-        let old = dice.object();
+        let mut random = RandomObjects(SeededRandom::new(1));
+        let old = random.object();
         let mut new = old.clone();
         new.status_mut().observed_generation = 7;
         let mut changes = ConditionChanges::default();

@@ -14,18 +14,22 @@ pub struct ReconcileMetrics {
 
 impl ReconcileMetrics {
     pub fn register(metrics: &Metrics) -> ReconcileMetrics {
-        let figures = ReconcileMetrics::default();
+        let counters = ReconcileMetrics::default();
         metrics.register(|registry| {
             let registry = registry.sub_registry_with_prefix("causeway_cloud_reconcile");
             registry.register(
                 "writes",
                 "Objects whose conditions were written, or had just been by another replica",
-                figures.writes.clone(),
+                counters.writes.clone(),
             );
-            registry.register("failures", "Writes that did not succeed", figures.failures.clone());
-            registry.register("loads", "Times that everything was loaded", figures.loads.clone());
-            registry.register("pending", "Objects to be looked at or being written", figures.pending.clone());
+            registry.register("failures", "Writes that did not succeed", counters.failures.clone());
+            registry.register("loads", "Times that everything was loaded", counters.loads.clone());
+            registry.register(
+                "pending",
+                "Objects to be looked at or being written",
+                counters.pending.clone(),
+            );
         });
-        figures
+        counters
     }
 }

@@ -30,16 +30,16 @@ pub struct PresenceWork {
 
 impl PresenceWork {
     /// Everything is looked at once.
-    pub fn new(world: &ObjectSet, freed: FreedAddresses) -> PresenceWork {
+    pub fn new(objects: &ObjectSet, freed: FreedAddresses) -> PresenceWork {
         let exposed =
-            world.all::<causeway_api::ServiceExpose>().flat_map(|expose| expose.e_sites.iter().cloned());
+            objects.all::<causeway_api::ServiceExpose>().flat_map(|expose| expose.e_sites.iter().cloned());
         let present =
-            world.all::<causeway_api::VirtualPresence>().map(|presence| presence.e_site_name.clone());
+            objects.all::<causeway_api::VirtualPresence>().map(|presence| presence.e_site_name.clone());
         PresenceWork { dirty: exposed.chain(present).collect(), freed, ..PresenceWork::default() }
     }
 
-    /// Takes note of a change of an object that `world` does not hold at the moment.
-    pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>, world: &ObjectSet) {
+    /// Takes note of a change of an object that `objects` does not hold at the moment.
+    pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>, objects: &ObjectSet) {
         let same = |(old, new): (&Object, &Object)| old.same_fields(new) && labels(old) == labels(new);
         if let Some(name) =
             new.or(old).filter(|object| object.kind() == Kind::VirtualPresence).map(Object::name)
@@ -54,8 +54,8 @@ impl PresenceWork {
                 Object::ServiceExpose(expose) => self.dirty.extend(expose.e_sites.iter().cloned()),
                 Object::EService(service) => {
                     let name = &service.metadata.name;
-                    let exposed = world.exposes_of(name).flat_map(|expose| expose.e_sites.iter().cloned());
-                    let present = world.presences_of(name).map(|presence| presence.e_site_name.clone());
+                    let exposed = objects.exposes_of(name).flat_map(|expose| expose.e_sites.iter().cloned());
+                    let present = objects.presences_of(name).map(|presence| presence.e_site_name.clone());
                     self.dirty.extend(exposed.chain(present));
                 }
                 Object::EGateway(gateway) => drop(self.dirty.insert(gateway.e_site_name.clone())),
@@ -82,12 +82,12 @@ impl PresenceWork {
     }
 
     /// Plans anew for every site that changed. Steps that were planned and not begun are planned again.
-    pub fn look(&mut self, world: &ObjectSet) {
+    pub fn look(&mut self, objects: &ObjectSet) {
         let dirty = std::mem::take(&mut self.dirty);
         self.queue.retain(|(site, _)| !dirty.contains(site));
         for site in dirty {
             let claims = self.claims(&site);
-            let steps = steps(world, &self.freed, &claims, &site);
+            let steps = steps(objects, &self.freed, &claims, &site);
             self.queue.extend(steps.into_iter().map(|step| (site.clone(), step)));
         }
     }

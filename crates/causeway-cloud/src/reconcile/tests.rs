@@ -149,8 +149,8 @@ async fn who_is_behind_does_not_overwrite_who_is_not() {
     let lab = Lab::start(0).await;
     lab.create(Kind::ESite, "oslo", json!({})).await;
     let behind = Reconciler::new(lab.registry.clone(), Readiness::new().register("slow"), &Metrics::new("0"));
-    let (LoadedState { world, freed, .. }, _) = behind.load().await.unwrap();
-    let mut round = Round::new(&behind, world, freed);
+    let (LoadedState { objects, freed, .. }, _) = behind.load().await.unwrap();
+    let mut round = Round::new(&behind, objects, freed);
     let fast = Reconciler::new(lab.registry.clone(), Readiness::new().register("fast"), &Metrics::new("0"));
     let running = tokio::spawn(fast.run(lab.stop.clone()));
     lab.create(Kind::EGateway, "gw", json!({"eSiteName": "oslo"})).await;
@@ -360,5 +360,72 @@ async fn three_replicas_give_every_exposure_one_address_of_its_own() {
     lab.wait(Kind::VirtualPresence, "mine", conditions::READY, ConditionStatus::False).await;
     let (all, _) = lab.registry.objects(Kind::VirtualPresence).await.unwrap();
     assert_eq!(all.len(), count + 1);
+    lab.end().await;
+}
+
+/// Two reconcilers, as two replicas have them: they agree on the mapped networks.
+#[tokio::test]
+async fn overlapping_networks_get_ranges_that_the_sites_show() {
+    let lab = Lab::start(2).await;
+    for (site, gateway) in [("berlin", "berlin-1"), ("oslo", "oslo-1")] {
+        lab.create(Kind::ESite, site, json!({"subnets": ["10.0.0.0/24"]})).await;
+        lab.create(Kind::EGateway, gateway, json!({"eSiteName": site})).await;
+    }
+    lab.create(Kind::ECommunity, "north", json!({"members": ["berlin", "oslo"]})).await;
+    for site in ["berlin", "oslo"] {
+        lab.wait(Kind::ESite, site, conditions::SUBNETS_DISTINCT, ConditionStatus::False).await;
+    }
+    lab.wait(Kind::ECommunity, "north", conditions::SUBNETS_DISTINCT, ConditionStatus::False).await;
+    let map = |live: &mut Object| {
+        if let Object::ECommunity(community) = live {
+            community.map_from = "100.64.0.0/10".into();
+        }
+    };
+    lab.registry.edit("test", Kind::ECommunity, "north", map).await.unwrap();
+    let mut shown = Vec::new();
+    for site in ["berlin", "oslo"] {
+        lab.wait(Kind::ESite, site, conditions::SUBNETS_DISTINCT, ConditionStatus::True).await;
+        let loaded = lab.registry.object(Kind::ESite, site).await.unwrap().unwrap();
+        shown.extend(loaded.object.status().mapped_subnets.iter().map(|mapping| mapping.seen_as.clone()));
+    }
+    assert_eq!(shown, ["100.64.0.0/24", "100.64.1.0/24"], "the older site has the first range");
+    lab.wait(Kind::ECommunity, "north", conditions::SUBNETS_DISTINCT, ConditionStatus::True).await;
+    lab.registry.delete_object("test", Kind::ECommunity, "north").await.unwrap();
+    loop {
+        let loaded = lab.registry.object(Kind::ESite, "oslo").await.unwrap().unwrap();
+        let status = loaded.object.status();
+        if status.mapped_subnets.is_empty() && status.condition(conditions::SUBNETS_DISTINCT).is_none() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(lab.registry.store().get("mappedranges/north").await.unwrap().is_none());
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_reported_tunnel_shows_and_goes_with_its_gateway() {
+    let lab = Lab::start(1).await;
+    lab.create(Kind::ESite, "oslo", json!({"subnets": ["10.0.0.0/24"]})).await;
+    lab.create(Kind::EGateway, "oslo-1", json!({"eSiteName": "oslo"})).await;
+    lab.create(Kind::EGateway, "oslo-2", json!({"eSiteName": "oslo"})).await;
+    lab.create(Kind::ECommunity, "north", json!({"members": ["oslo"]})).await;
+    lab.wait(Kind::ECommunity, "north", conditions::TUNNELS_KNOWN, ConditionStatus::False).await;
+    let record = |since: i64| {
+        let key = causeway_api::layer3::show_key(&[7; 32]);
+        bytes::Bytes::from(json!({"publicKey": key, "port": 7446, "since": since}).to_string())
+    };
+    let store = lab.registry.store();
+    store.put("tunnels/oslo-1", record(1)).await.unwrap();
+    lab.wait(Kind::ECommunity, "north", conditions::TUNNELS_KNOWN, ConditionStatus::True).await;
+    lab.wait(Kind::EGateway, "oslo-1", conditions::TUNNEL_KEY_UNIQUE, ConditionStatus::True).await;
+    store.put("tunnels/oslo-2", record(2)).await.unwrap();
+    lab.wait(Kind::EGateway, "oslo-1", conditions::TUNNEL_KEY_UNIQUE, ConditionStatus::False).await;
+    lab.wait(Kind::EGateway, "oslo-2", conditions::TUNNEL_KEY_UNIQUE, ConditionStatus::False).await;
+    lab.registry.delete_object("test", Kind::EGateway, "oslo-1").await.unwrap();
+    lab.wait(Kind::EGateway, "oslo-2", conditions::TUNNEL_KEY_UNIQUE, ConditionStatus::True).await;
+    while store.get("tunnels/oslo-1").await.unwrap().is_some() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     lab.end().await;
 }

@@ -5,8 +5,12 @@
 //! changes only when the decision does. Netmaps contain it (`compile`), and `SiteGateways` puts it before the
 //! other gateways of the site. A stream does not wait for the record: a gateway that is not attached is
 //! passed over (`Fleet::open_stream_to`).
+//!
+//! Replicas that do not agree which gateways are attached would overwrite each other without end. A record is
+//! therefore written only over the value that the decision was based on, and a replica that was overwritten waits
+//! before it writes again, longer each time (`Overwrites`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +18,7 @@ use bytes::Bytes;
 use causeway_store::{Op, Store, StoreError};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Fleet;
@@ -25,6 +30,10 @@ const GATHER: Duration = Duration::from_millis(200);
 /// Interval at which attachments are compared although no session began or ended here: another replica may be
 /// gone.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// Wait of a replica whose record another replica has overwritten; doubled each time.
+const OVERWRITTEN_WAIT_MIN: Duration = Duration::from_secs(2);
+const OVERWRITTEN_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// The stored active gateways, by site.
 pub type ActiveGateways = BTreeMap<String, String>;
@@ -77,6 +86,7 @@ impl ActiveGatewayWriter {
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
+        let mut overwrites = Overwrites::default();
         loop {
             tokio::select! {
                 biased;
@@ -85,11 +95,14 @@ impl ActiveGatewayWriter {
             }
             let sites = self.sites.borrow_and_update().clone();
             self.sessions.mark_unchanged();
-            for op in decide(&sites, |gateway| self.fleet.is_attached(gateway)) {
+            let changes = decide(&sites, |gateway| self.fleet.is_attached(gateway));
+            for change in overwrites.filter(changes, &sites, Instant::now()) {
                 if stop.is_cancelled() {
                     return;
                 }
-                self.commit(op).await;
+                if self.commit(&change).await {
+                    overwrites.handle_written(&change, Instant::now());
+                }
             }
         }
     }
@@ -103,34 +116,118 @@ impl ActiveGatewayWriter {
         tokio::time::sleep(GATHER).await;
     }
 
-    async fn commit(&self, op: Op) {
-        let key = op.key().to_owned();
-        match self.store.commit(vec![op]).await {
+    /// Returns whether the record was written.
+    async fn commit(&self, change: &ActiveChange) -> bool {
+        let key = format!("{ACTIVE_GATEWAYS}{}", change.site);
+        match store_change(&self.store, &key, change).await {
+            Ok(is_written) => is_written,
             // Another replica was faster.
-            Ok(_) | Err(StoreError::NotFound { .. }) => {}
-            Err(error) => tracing::debug!(key, %error, "cannot store the active gateway of the site"),
+            Err(
+                StoreError::NotFound { .. } | StoreError::Conflict { .. } | StoreError::AlreadyExists { .. },
+            ) => false,
+            Err(error) => {
+                tracing::debug!(key, %error, "cannot store the active gateway of the site");
+                false
+            }
         }
     }
 }
 
+/// The change of one record.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct ActiveChange {
+    site: String,
+    /// The value that the decision was based on.
+    from: Option<String>,
+    /// None: the record is not needed any more.
+    to: Option<String>,
+}
+
+/// Writes a change if the record still has the value that the decision was based on. Otherwise its event is on the
+/// way, and the decision is made again.
+async fn store_change(store: &Store, key: &str, change: &ActiveChange) -> Result<bool, StoreError> {
+    let stored = store.get(key).await?;
+    if stored.as_ref().and_then(|record| decode_active(&record.value)) != change.from {
+        return Ok(false);
+    }
+    let key = key.to_owned();
+    let value = |gateway: &String| -> Bytes {
+        let record = ActiveGatewayRecord { gateway: gateway.clone() };
+        serde_json::to_vec(&record).unwrap_or_default().into()
+    };
+    let op = match (stored, &change.to) {
+        (Some(record), Some(gateway)) => Op::Update { key, value: value(gateway), expected: record.revision },
+        (None, Some(gateway)) => Op::Create { key, value: value(gateway) },
+        (Some(record), None) => Op::Delete { key, expected: Some(record.revision) },
+        (None, None) => return Ok(false),
+    };
+    store.commit(vec![op]).await.map(|_| true)
+}
+
 /// Returns the records to write: of sites with several gateways whose active one changed. A site with one
 /// gateway needs none.
-fn decide(sites: &SiteGateways, is_attached: impl Fn(&str) -> bool) -> Vec<Op> {
-    let mut ops = Vec::new();
+fn decide(sites: &SiteGateways, is_attached: impl Fn(&str) -> bool) -> Vec<ActiveChange> {
+    let mut changes = Vec::new();
     let mut shared = BTreeSet::new();
     for (site, gateways) in sites.shared() {
         shared.insert(site);
         let stored = sites.active(site);
         let Some(active) = active_gateway(gateways, &is_attached, stored) else { continue };
         if stored != Some(active) {
-            let record = ActiveGatewayRecord { gateway: active.to_owned() };
-            let value: Bytes = serde_json::to_vec(&record).unwrap_or_default().into();
-            ops.push(Op::Put { key: format!("{ACTIVE_GATEWAYS}{site}"), value });
+            let (from, to) = (stored.map(str::to_owned), Some(active.to_owned()));
+            changes.push(ActiveChange { site: site.to_owned(), from, to });
         }
     }
-    let left = sites.active_gateways().keys().filter(|site| !shared.contains(site.as_str()));
-    ops.extend(left.map(|site| Op::Delete { key: format!("{ACTIVE_GATEWAYS}{site}"), expected: None }));
-    ops
+    let left = sites.active_gateways().iter().filter(|(site, _)| !shared.contains(site.as_str()));
+    changes.extend(left.map(|(site, stored)| ActiveChange {
+        site: site.clone(),
+        from: Some(stored.clone()),
+        to: None,
+    }));
+    changes
+}
+
+/// The records that this replica wrote last, and the waits of those that another replica has overwritten. One entry for
+/// each site with several gateways. Time is an argument.
+#[derive(Default)]
+struct Overwrites {
+    written: HashMap<String, Written>,
+}
+
+struct Written {
+    gateway: String,
+    at: Instant,
+    wait: Duration,
+}
+
+impl Overwrites {
+    /// Leaves out changes back to what this replica wrote before and another replica has replaced, until their wait is
+    /// over.
+    fn filter(
+        &mut self,
+        changes: Vec<ActiveChange>,
+        sites: &SiteGateways,
+        now: Instant,
+    ) -> Vec<ActiveChange> {
+        self.written.retain(|site, _| sites.active(site).is_some());
+        let is_due = |change: &ActiveChange| match (&change.to, self.written.get(&change.site)) {
+            (Some(to), Some(written)) if *to == written.gateway => now >= written.at + written.wait,
+            _ => true,
+        };
+        changes.into_iter().filter(is_due).collect()
+    }
+
+    fn handle_written(&mut self, change: &ActiveChange, now: Instant) {
+        let Some(gateway) = change.to.clone() else {
+            self.written.remove(&change.site);
+            return;
+        };
+        let before = self.written.get(&change.site).filter(|before| before.gateway == gateway);
+        // A record that stood for long was not disputed.
+        let before = before.filter(|before| now < before.at + before.wait + OVERWRITTEN_WAIT_MAX);
+        let wait = before.map_or(OVERWRITTEN_WAIT_MIN, |before| (before.wait * 2).min(OVERWRITTEN_WAIT_MAX));
+        self.written.insert(change.site.clone(), Written { gateway, at: now, wait });
+    }
 }
 
 #[cfg(test)]
@@ -155,26 +252,91 @@ mod tests {
 
     #[test]
     fn a_record_is_written_when_the_decision_changes_and_removed_with_the_second_gateway() {
-        let mut world = ObjectSet::default();
+        let mut objects = ObjectSet::default();
         for (name, site, priority) in [("a", "oslo", 7), ("b", "oslo", 1), ("c", "rome", 0)] {
             let metadata = ObjectMeta::named(name);
             let gateway = EGateway { metadata, e_site_name: site.into(), priority, ..EGateway::default() };
-            world.insert(gateway.into());
+            objects.insert(gateway.into());
         }
-        let decided = |world: &ObjectSet, stored: &[(&str, &str)], attached: &[&str]| -> Vec<String> {
+        let decided = |objects: &ObjectSet, stored: &[(&str, &str)], attached: &[&str]| -> Vec<String> {
             let stored = stored.iter().map(|(site, name)| ((*site).to_owned(), (*name).to_owned()));
-            let sites = SiteGateways::of(world, &stored.collect());
-            let show = |op: &Op| match op {
-                Op::Put { key, value } => format!("{key} {}", decode_active(value).unwrap()),
-                op => format!("delete {}", op.key()),
+            let sites = SiteGateways::of(objects, &stored.collect());
+            let show = |change: &ActiveChange| match &change.to {
+                Some(gateway) => format!("{} {gateway}", change.site),
+                None => format!("delete {}", change.site),
             };
             decide(&sites, |name| attached.contains(&name)).iter().map(show).collect()
         };
-        assert_eq!(decided(&world, &[], &["a", "b", "c"]), ["activegateways/oslo a"]);
-        assert_eq!(decided(&world, &[("oslo", "a")], &["a", "b", "c"]), [""; 0]);
-        assert_eq!(decided(&world, &[("oslo", "a")], &["b"]), ["activegateways/oslo b"]);
-        assert_eq!(decided(&world, &[("oslo", "b")], &[]), [""; 0], "none is attached");
-        world.remove(causeway_api::Kind::EGateway, "a");
-        assert_eq!(decided(&world, &[("oslo", "a")], &["b"]), ["delete activegateways/oslo"]);
+        assert_eq!(decided(&objects, &[], &["a", "b", "c"]), ["oslo a"]);
+        assert_eq!(decided(&objects, &[("oslo", "a")], &["a", "b", "c"]), [""; 0]);
+        assert_eq!(decided(&objects, &[("oslo", "a")], &["b"]), ["oslo b"]);
+        assert_eq!(decided(&objects, &[("oslo", "b")], &[]), [""; 0], "none is attached");
+        objects.remove(causeway_api::Kind::EGateway, "a");
+        assert_eq!(decided(&objects, &[("oslo", "a")], &["b"]), ["delete oslo"]);
+    }
+    fn change(from: Option<&str>, to: Option<&str>) -> ActiveChange {
+        let owned = |name: &str| name.to_owned();
+        ActiveChange { site: "oslo".into(), from: from.map(owned), to: to.map(owned) }
+    }
+
+    #[tokio::test]
+    async fn a_record_that_another_replica_wrote_meanwhile_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = causeway_store::StoreSpec::Sqlite { path: folder.path().join("store.db") };
+        let store = Store::open(spec).await.unwrap();
+        let key = "activegateways/oslo";
+        let store_it = async |change: ActiveChange| store_change(&store, key, &change).await.unwrap();
+        let stored = async || store.get(key).await.unwrap().and_then(|record| decode_active(&record.value));
+        assert!(store_it(change(None, Some("a"))).await);
+        assert!(!store_it(change(None, Some("b"))).await, "decided before the record existed");
+        assert!(store_it(change(Some("a"), Some("b"))).await);
+        assert!(!store_it(change(Some("a"), Some("c"))).await, "decided on an older value");
+        assert!(!store_it(change(Some("a"), None)).await);
+        assert_eq!(stored().await.as_deref(), Some("b"));
+        assert!(store_it(change(Some("b"), None)).await);
+        assert_eq!(stored().await, None);
+    }
+
+    /// Two replicas that never agree: each sees its own gateway attached and not the other's.
+    #[test]
+    fn replicas_that_disagree_write_less_and_less_often() {
+        let begun = Instant::now();
+        let mut replicas = [("a", Overwrites::default()), ("b", Overwrites::default())];
+        let (mut stored, mut writes, mut late_writes) = ("a".to_owned(), 0, 0);
+        for step in 0..3600 * 5 {
+            let now = begun + Duration::from_millis(200) * step;
+            for (own, overwrites) in &mut replicas {
+                let active = [("oslo".to_owned(), stored.clone())].into();
+                let sites = SiteGateways::of(&ObjectSet::default(), &active);
+                let wanted = (stored != *own).then(|| change(Some(&stored), Some(own)));
+                for due in overwrites.filter(wanted.into_iter().collect(), &sites, now) {
+                    overwrites.handle_written(&due, now);
+                    stored = (*own).to_owned();
+                    writes += 1;
+                    late_writes += u32::from(step >= 1800 * 5);
+                }
+            }
+        }
+        assert!(writes < 150, "{writes} writes in an hour");
+        assert!((40..=61).contains(&late_writes), "{late_writes} writes in the second half");
+    }
+
+    #[test]
+    fn a_failover_and_its_return_do_not_wait() {
+        let (mut overwrites, now) = (Overwrites::default(), Instant::now());
+        let mut write = |from: &str, to: &str, at: Instant| {
+            let active = [("oslo".to_owned(), from.to_owned())].into();
+            let sites = SiteGateways::of(&ObjectSet::default(), &active);
+            let due = overwrites.filter(vec![change(Some(from), Some(to))], &sites, at);
+            due.iter().for_each(|change| overwrites.handle_written(change, at));
+            due.len()
+        };
+        assert_eq!(write("a", "b", now), 1);
+        assert_eq!(
+            write("b", "a", now + Duration::from_secs(1)),
+            1,
+            "another gateway than this replica wrote last"
+        );
+        assert_eq!(write("a", "b", now + Duration::from_secs(2)), 1);
     }
 }

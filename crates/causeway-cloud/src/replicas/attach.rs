@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_api::GatewayStats;
+use causeway_apicache::upstream::Upstream;
 use causeway_channel::PeerId;
-use causeway_channel::link::{Link, ResetCode, Stream, StreamHeader, StreamPurpose};
+use causeway_channel::link::{Link, ResetCode, Stream, StreamHeader, StreamOrigin, StreamPurpose};
 use causeway_channel::port::HandshakeSlot;
 use causeway_gateway::Gateway;
 use tokio::runtime::Handle;
@@ -48,14 +49,14 @@ impl LocalSessions for Sessions {
         self.session(gateway).is_some()
     }
 
-    fn home(&self, gateway: &str) -> Option<Handle> {
-        self.link(gateway)?.home()
+    fn runtime(&self, gateway: &str) -> Option<Handle> {
+        self.link(gateway)?.runtime()
     }
 
-    fn figures(&self) -> Vec<(String, GatewayStats)> {
+    fn stats(&self) -> Vec<(String, GatewayStats)> {
         let attached = self.attached();
         let names = attached.iter().map(|session| session.peer.gateway());
-        names.filter_map(|name| Some((name.to_owned(), self.gateway_figures(name)?))).collect()
+        names.filter_map(|name| Some((name.to_owned(), self.gateway_stats(name)?))).collect()
     }
 }
 
@@ -113,9 +114,14 @@ pub struct LinkDispatcher {
 }
 
 impl LinkDispatcher {
-    /// `gateway` is the cloud's own, for streams that edges open to it.
-    pub fn new(sessions: Sessions, fleet: Arc<Fleet>, gateway: Gateway) -> LinkDispatcher {
-        let streams = Arc::new(EdgeStreamServer { fleet: fleet.clone(), gateway });
+    /// `gateway` is the cloud's own, for streams that edges open to it; `kubernetes` is the cluster behind this cloud.
+    pub fn new(
+        sessions: Sessions,
+        fleet: Arc<Fleet>,
+        gateway: Gateway,
+        kubernetes: Option<Arc<Upstream>>,
+    ) -> LinkDispatcher {
+        let streams = Arc::new(EdgeStreamServer { fleet: fleet.clone(), gateway, kubernetes });
         let (replicas, stop) = (TaskTracker::new(), CancellationToken::new());
         LinkDispatcher { sessions, fleet, streams, replicas, stop }
     }
@@ -144,16 +150,24 @@ impl LinkHandler for LinkDispatcher {
 pub struct EdgeStreamServer {
     pub fleet: Arc<Fleet>,
     pub gateway: Gateway,
+    pub kubernetes: Option<Arc<Upstream>>,
 }
 
 impl EdgeStreamHandler for EdgeStreamServer {
     fn serve(&self, peer: &PeerId, header: StreamHeader, stream: Stream) -> SessionFuture<'static, ()> {
+        if let (Some(StreamPurpose::Kubernetes), Some(upstream)) = (header.purpose(), &self.kubernetes) {
+            // The certificate of the session tells which site asks.
+            let (upstream, site) = (upstream.clone(), peer.site().to_owned());
+            return Box::pin(async move { upstream.serve(site, &header.target, stream).await });
+        }
         if !is_for_a_gateway(&header) {
             stream.refuse(ResetCode::NotAllowed);
             return Box::pin(std::future::ready(()));
         }
         if is_for_us(&header) {
             // The certificate of the session tells where the stream comes from.
+            let origin = StreamOrigin { site: peer.site().to_owned(), gateway: peer.gateway().to_owned() };
+            let header = StreamHeader { origin: Some(origin), ..header };
             self.gateway.serve(peer.site().into(), header, stream);
             return Box::pin(std::future::ready(()));
         }
@@ -168,7 +182,7 @@ fn is_for_a_gateway(header: &StreamHeader) -> bool {
     let is_addressed = !header.gateway.is_empty() || !header.site.is_empty();
     is_addressed
         && match header.purpose() {
-            Some(StreamPurpose::Service | StreamPurpose::Node) => true,
+            Some(StreamPurpose::Service | StreamPurpose::Node | StreamPurpose::Packets) => true,
             Some(StreamPurpose::Diagnose) => causeway_gateway::diagnose::is_carried(header),
             _ => false,
         }

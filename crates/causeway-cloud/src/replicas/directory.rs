@@ -6,9 +6,10 @@
 //! table goes on with what it knows.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use causeway_api::sync::MutexExt;
 use causeway_channel::clock::UtcTimestamp;
 use causeway_channel::{Clock, TokenSecret};
 use causeway_store::{Op, Revision, Store, StoreError, StoreRecord};
@@ -310,7 +311,7 @@ impl SessionDirectory {
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut AttachmentTable) -> T) -> T {
-        act(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
+        act(&mut self.table.lock_ignoring_poison())
     }
 }
 

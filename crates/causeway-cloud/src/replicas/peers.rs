@@ -3,23 +3,15 @@
 //! Mutual TLS under the replica ALPN: the other side shows the cloud's own certificate, and so do we.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use causeway_api::sync::MutexExt;
 use causeway_channel::dial::{DialConfig, DialError, LinkDialer};
 use causeway_channel::link::Link;
 use rustls_pki_types::CertificateDer;
 use tokio::sync::OnceCell;
 
-/// The certificate of this replica, and the certificates it accepts from other replicas. Asked each time,
-/// because both change.
-pub trait ReplicaIdentity: Send + Sync + 'static {
-    /// For one dial, under the replica ALPN; where to is filled in.
-    fn dial_config(&self) -> Result<DialConfig, ReplicaIdentityError>;
-    /// Is this the certificate of a replica?
-    fn admits(&self, certificate: &CertificateDer<'_>) -> bool;
-}
-
-pub type ReplicaIdentityError = Arc<dyn std::error::Error + Send + Sync>;
+use crate::identity::{Registrar, ReplicaIdentityError};
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DialPeerError {
@@ -32,18 +24,20 @@ pub enum DialPeerError {
 }
 
 pub struct ReplicaLinks {
-    door: Arc<dyn ReplicaIdentity>,
+    /// Asked for each dial and each link, because certificates and CAs change.
+    registrar: Arc<Registrar>,
     /// One place per replica; a caller that comes during a dial waits for the same dial.
     links: Mutex<HashMap<String, Arc<OnceCell<Link>>>>,
 }
 
 impl ReplicaLinks {
-    pub fn door(&self) -> &dyn ReplicaIdentity {
-        &*self.door
+    /// Tells whether this is the certificate of a replica.
+    pub fn admits(&self, certificate: &CertificateDer<'_>) -> bool {
+        self.registrar.admits(certificate)
     }
 
-    pub fn new(door: Arc<dyn ReplicaIdentity>) -> ReplicaLinks {
-        ReplicaLinks { door, links: Mutex::default() }
+    pub fn new(registrar: Arc<Registrar>) -> ReplicaLinks {
+        ReplicaLinks { registrar, links: Mutex::default() }
     }
 
     /// The link to a replica.
@@ -73,13 +67,13 @@ impl ReplicaLinks {
 
     async fn dial(&self, address: &str) -> Result<Link, DialPeerError> {
         let endpoint = address.parse().map_err(|_| DialPeerError::Address { address: address.to_owned() })?;
-        let config = self.door.dial_config().map_err(DialPeerError::Certificate)?;
+        let config = self.registrar.dial_config().map_err(DialPeerError::Certificate)?;
         let dialer = LinkDialer::new(DialConfig { endpoints: vec![endpoint], ..config });
         // TCP: between replicas bulk counts, and the kernel of a replica that was killed says so at once.
         dialer.dial_tcp().await.map_err(|error| DialPeerError::Dial(Arc::new(error)))
     }
 
     fn links(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<OnceCell<Link>>>> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+        self.links.lock_ignoring_poison()
     }
 }

@@ -6,9 +6,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use causeway_api::sync::MutexExt;
 use causeway_channel::link::{
     DatagramFlow, DatagramFlowRecv, DatagramFlowSend, RecvStream, ResetCode, SendStream, Stream, StreamHeader,
 };
@@ -82,7 +83,7 @@ impl Relays {
     }
 
     fn pairs(&self) -> MutexGuard<'_, HashMap<u64, Arc<Pair>>> {
-        self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pairs.lock_ignoring_poison()
     }
 }
 

@@ -36,7 +36,7 @@ impl LocalSessions for Links {
         self.0.lock().unwrap().contains_key(gateway)
     }
 
-    fn figures(&self) -> Vec<(String, GatewayStats)> {
+    fn stats(&self) -> Vec<(String, GatewayStats)> {
         let told = GatewayStats { connected: true, sent_bytes: 7, ..GatewayStats::default() };
         self.0.lock().unwrap().keys().map(|gateway| (gateway.clone(), told.clone())).collect()
     }
@@ -56,19 +56,19 @@ struct Replica {
 }
 
 struct Lab {
-    home: tempfile::TempDir,
+    folder: tempfile::TempDir,
     store: Store,
 }
 
 impl Lab {
     async fn new() -> Lab {
-        let home = tempfile::tempdir().unwrap();
-        let store = Store::open(StoreSpec::Sqlite { path: home.path().join("store.db") }).await.unwrap();
-        Lab { home, store }
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(StoreSpec::Sqlite { path: folder.path().join("store.db") }).await.unwrap();
+        Lab { folder, store }
     }
 
     async fn replica(&self, name: &str) -> Replica {
-        let data_dir = self.home.path().join(name);
+        let data_dir = self.folder.path().join(name);
         causeway_daemon::data_dir::make_folder(&data_dir).unwrap();
         std::fs::write(data_dir.join("seal.key"), "42".repeat(32)).unwrap();
         let mut config = IdentityConfig::new(data_dir, Vec::new(), "https://127.0.0.1:7443");
@@ -89,7 +89,7 @@ impl Lab {
         let links = Arc::new(Links::default());
         let sites = watch::Sender::<Arc<SiteGateways>>::default();
         // The other replicas have no journal, as a version without an audit.
-        let journals = (name == "two").then(|| AuditJournal::new(&self.home.path().join(name)));
+        let journals = (name == "two").then(|| AuditJournal::new(&self.folder.path().join(name)));
         let fleet =
             Fleet::new(directory.clone(), links.clone(), registrar.clone(), sites.subscribe(), journals);
         let stop = CancellationToken::new();
@@ -176,14 +176,14 @@ async fn echo(fleet: &Fleet, gateway: &str, text: &str) -> std::io::Result<Strin
 
 /// The gateways of the site `oslo`, with their priorities.
 fn site_oslo(gateways: &[(&str, i64)]) -> causeway_api::ObjectSet {
-    let mut world = causeway_api::ObjectSet::default();
+    let mut objects = causeway_api::ObjectSet::default();
     for (name, priority) in gateways {
         let (metadata, priority) = (causeway_api::ObjectMeta::named(*name), *priority);
         let gateway =
             causeway_api::EGateway { metadata, e_site_name: "oslo".into(), priority, ..Default::default() };
-        world.insert(gateway.into());
+        objects.insert(gateway.into());
     }
-    world
+    objects
 }
 
 fn is_there(replica: &Replica, gateway: &str) -> bool {
@@ -225,10 +225,10 @@ async fn a_stream_reaches_an_edge_from_any_replica_and_its_end_comes_back() {
 
     assert!(matches!(two.fleet.open_stream("nobody", StreamHeader::default()).await,
         Err(FleetError::NotAttached { gateway }) if gateway == "nobody"));
-    // Figures of the other replica's gateways are told when asked for.
-    assert!(two.fleet.remote_figures("oslo-1").unwrap().connected, "known from the directory alone");
-    two.fleet.refresh_figures().await;
-    assert_eq!(two.fleet.remote_figures("oslo-1").unwrap().sent_bytes, 7);
+    // Stats of the other replica's gateways are told when asked for.
+    assert!(two.fleet.remote_stats("oslo-1").unwrap().connected, "known from the directory alone");
+    two.fleet.refresh_stats().await;
+    assert_eq!(two.fleet.remote_stats("oslo-1").unwrap().sent_bytes, 7);
 
     one.fleet.directory().set_attached(&[]);
     eventually("the entry goes", || !is_there(&two, "oslo-1")).await;
@@ -407,7 +407,7 @@ async fn the_audit_is_asked_of_every_replica_and_who_refuses_is_named() {
     let lab = Lab::new().await;
     let (one, two, three) = (lab.replica("one").await, lab.replica("two").await, lab.replica("three").await);
     let line = r#"{"time":"2026-11-16T00:00:00.000Z","gateway":"gw","site":"oslo","service":"web","decision":"allow"}"#;
-    std::fs::write(lab.home.path().join("two/fleet.jsonl"), format!("{line}\n")).unwrap();
+    std::fs::write(lab.folder.path().join("two/fleet.jsonl"), format!("{line}\n")).unwrap();
     // The third shows nothing, as a replica from before there was an audit.
     eventually("the others are known", || one.fleet.directory().others().len() == 2).await;
     let (journals, silent) = one.fleet.ask_audit(JournalKind::Traffic, "service=web").await;
@@ -431,7 +431,7 @@ async fn the_audit_is_asked_of_every_replica_and_who_refuses_is_named() {
 async fn the_active_gateway_is_stored_and_streams_to_its_site_go_there() {
     let lab = Lab::new().await;
     let one = lab.replica("one").await;
-    let world = site_oslo(&[("oslo-1", 7), ("oslo-2", 1)]);
+    let objects = site_oslo(&[("oslo-1", 7), ("oslo-2", 1)]);
     let (changed, sessions) = watch::channel(0);
     let writer =
         ActiveGatewayWriter::new(lab.store.clone(), one.fleet.clone(), one.sites.subscribe(), sessions);
@@ -445,7 +445,7 @@ async fn the_active_gateway_is_stored_and_streams_to_its_site_go_there() {
             let record = lab.store.get("activegateways/oslo").await.unwrap();
             let stored = record.and_then(|record| decode_active(&record.value));
             let active = stored.clone().map(|gateway| ("oslo".to_owned(), gateway)).into_iter().collect();
-            one.sites.send_replace(Arc::new(SiteGateways::of(&world, &active)));
+            one.sites.send_replace(Arc::new(SiteGateways::of(&objects, &active)));
             stored.as_deref() == Some(expected)
         };
         let stored = async {
@@ -460,7 +460,7 @@ async fn the_active_gateway_is_stored_and_streams_to_its_site_go_there() {
         let header = StreamHeader { site: "oslo".into(), ..StreamHeader::new(StreamPurpose::Probe) };
         one.fleet.open_stream_to(header).await.map(drop)
     };
-    one.sites.send_replace(Arc::new(SiteGateways::of(&world, &ActiveGateways::default())));
+    one.sites.send_replace(Arc::new(SiteGateways::of(&objects, &ActiveGateways::default())));
     let _second = edge(&one, "oslo-2").await;
     published("oslo-2").await;
     let _first = edge(&one, "oslo-1").await;

@@ -22,6 +22,8 @@ pub const NETMAP_IN_FORCE: &str = "NetmapInForce";
 /// The condition about the gateway's disk. Written when a gateway first reports that it cannot write its
 /// netmap.
 pub const NETMAP_PERSISTED: &str = "NetmapPersisted";
+/// The condition of an EGateway about its tunnel. Written when the tunnel first could not run.
+pub const TUNNEL_READY: &str = "TunnelReady";
 /// The reason of `NetmapInForce` when it is True.
 pub const IN_FORCE: &str = "InForce";
 
@@ -81,6 +83,7 @@ pub fn of_gateway(gateway: &EGateway, table: &ReportTable, live: &LiveReplicas) 
             }))
         }
     }
+    computed.extend(tunnel(gateway, table, live));
     for (_, report) in table.of_gateway(name, ReportSubject::Netmap) {
         computed.extend(netmap(report, gateway.status.condition(NETMAP_PERSISTED).is_some()));
     }
@@ -109,6 +112,26 @@ fn listening_of_replicas(
     Some(ComputedCondition::new(LISTENING, parts.is_empty().into(), reason, parts.join(SEPARATOR)))
 }
 
+/// The tunnel of the cloud has a problem when the tunnel of any replica has one.
+fn tunnel(gateway: &EGateway, table: &ReportTable, live: &LiveReplicas) -> Option<ComputedCondition> {
+    let name = gateway.metadata.name.as_str();
+    let reports = table.of_gateway(name, ReportSubject::Tunnel).filter_map(|(replica, report)| {
+        let is_live = match (live, replica) {
+            (Some(live), Some(replica)) if name == CLOUD => live.contains_key(replica),
+            _ => true,
+        };
+        let Report::Tunnel { reason, message } = report else { return None };
+        is_live.then_some((reason, message))
+    });
+    let reports: Vec<(&String, &String)> = reports.collect();
+    if let Some((reason, message)) = reports.iter().find(|(reason, _)| !reason.is_empty()) {
+        return Some(ComputedCondition::new(TUNNEL_READY, ConditionStatus::False, reason, bounded(message)));
+    }
+    let was_shown = gateway.status.condition(TUNNEL_READY).is_some() && !reports.is_empty();
+    was_shown
+        .then(|| ComputedCondition::new(TUNNEL_READY, ConditionStatus::True, "TunnelReady", String::new()))
+}
+
 /// `has_persisted`: the gateway once could not write its netmap, so the condition about that exists.
 fn netmap(report: &Report, has_persisted: bool) -> Vec<ComputedCondition> {
     let Report::Netmap { reason, message, not_persisted } = report else { return Vec::new() };
@@ -134,16 +157,16 @@ pub struct BackendReport<'a> {
 /// Returns the condition `BackendsAnswer` of a service. None: it stays as it is.
 pub fn of_service(
     service: &str,
-    world: &ObjectSet,
+    objects: &ObjectSet,
     active: &ActiveGateways,
     table: &ReportTable,
     live: &LiveReplicas,
 ) -> Option<ComputedCondition> {
-    let service = world.service(service)?;
+    let service = objects.service(service)?;
     let (name, site) = (&service.metadata.name, &service.e_site_name);
     let reports = match site.as_str() {
         CLOUD => reports_of(CLOUD, name, site, table, live),
-        site => match responsible(world, site, active.get(site), table) {
+        site => match responsible(objects, site, active.get(site), table) {
             Some(gateway) => reports_of(gateway, name, site, table, &None),
             None => Vec::new(),
         },
@@ -155,12 +178,12 @@ pub fn of_service(
 /// as at a site with one gateway, the first that is connected, by priority and name. While none is connected,
 /// the first that has reported: its report is the last one known.
 fn responsible<'a>(
-    world: &'a ObjectSet,
+    objects: &'a ObjectSet,
     site: &str,
     active: Option<&String>,
     table: &ReportTable,
 ) -> Option<&'a str> {
-    let mut gateways: Vec<&EGateway> = world.gateways_at(site).collect();
+    let mut gateways: Vec<&EGateway> = objects.gateways_at(site).collect();
     gateways.sort_by(|one, other| {
         let by_priority = other.priority.cmp(&one.priority);
         by_priority.then_with(|| one.metadata.name.cmp(&other.metadata.name))

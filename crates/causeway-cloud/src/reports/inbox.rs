@@ -6,9 +6,10 @@
 //! Both are bounded by the number of gateways and services.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use causeway_api::conditions::{BACKENDS_ANSWER, is_connected};
+use causeway_api::sync::MutexExt;
 use causeway_api::{EGateway, Object, ObjectSet};
 use causeway_gateway::problems::Problems;
 use causeway_store::{Revision, StoreRecord};
@@ -62,7 +63,7 @@ impl ReportInbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, BTreeMap<ReportSubject, Report>>> {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reports.lock_ignoring_poison()
     }
 }
 
@@ -76,12 +77,14 @@ pub struct ReportedState {
 #[derive(Default)]
 pub(super) struct ReportedFacts {
     /// The reconciler's picture; None until it has loaded the store once. Locked before this, never after.
-    pub world: Option<Arc<Mutex<ObjectSet>>>,
-    /// The revision up to which the world is known.
+    pub objects: Option<Arc<Mutex<ObjectSet>>>,
+    /// The revision up to which the objects are known.
     pub seen: Revision,
     pub table: ReportTable,
     pub active: ActiveGateways,
     pub changed: ChangedObjects,
+    /// Gateways that the objects did not have, with reports newer than the objects. Decided when the objects is as new.
+    pub undecided: BTreeSet<String>,
 }
 
 #[derive(Default, PartialEq, Eq, Debug)]
@@ -107,16 +110,16 @@ impl ChangedObjects {
 }
 
 impl ReportedState {
-    /// The reconciler has loaded everything. Called with the world unlocked.
+    /// The reconciler has loaded everything. Called with the objects unlocked.
     pub fn reset(
         &self,
-        world: Arc<Mutex<ObjectSet>>,
+        objects: Arc<Mutex<ObjectSet>>,
         active: ActiveGateways,
         reports: &[StoreRecord],
         revision: Revision,
     ) {
         let mut facts = self.lock();
-        facts.world = Some(world);
+        facts.objects = Some(objects);
         facts.active = active;
         facts.seen = revision;
         facts.table.reset(reports.iter().map(|record| (&*record.key, &*record.value, record.revision)));
@@ -125,13 +128,13 @@ impl ReportedState {
         self.wake.notify_one();
     }
 
-    /// An object changed. Called with the world locked.
+    /// An object changed. Called with the objects locked.
     pub fn note(&self, revision: Revision, old: Option<&Object>, new: Option<&Object>) {
         let mut facts = self.lock();
-        facts.seen = facts.seen.max(revision);
+        let is_due = facts.see(revision);
         let is_noted = facts.changed.note(old, new);
         drop(facts);
-        if is_noted {
+        if is_noted || is_due {
             self.wake.notify_one();
         }
     }
@@ -139,7 +142,7 @@ impl ReportedState {
     /// Something else changed in the store: perhaps a report, or the active gateway of a site.
     pub fn note_record(&self, key: &str, value: Option<&[u8]>, revision: Revision) {
         let mut facts = self.lock();
-        facts.seen = facts.seen.max(revision);
+        let is_due = facts.see(revision);
         if let Some(site) = site_of_active(key) {
             match value.and_then(decode_active) {
                 Some(gateway) => facts.active.insert(site.to_owned(), gateway),
@@ -147,8 +150,11 @@ impl ReportedState {
             };
             facts.changed.sites.insert(site.to_owned());
         } else {
-            let Some(gateway) = facts.table.handle_record(key, value, revision) else { return };
-            facts.changed.reporters.insert(gateway);
+            let changed = facts.table.handle_record(key, value, revision);
+            if changed.is_none() && !is_due {
+                return;
+            }
+            facts.changed.reporters.extend(changed);
         }
         drop(facts);
         self.wake.notify_one();
@@ -156,21 +162,32 @@ impl ReportedState {
 
     /// The store has moved without a change.
     pub fn saw(&self, revision: Revision) {
-        let mut facts = self.lock();
-        facts.seen = facts.seen.max(revision);
+        if self.lock().see(revision) {
+            self.wake.notify_one();
+        }
     }
 
-    pub(super) fn world(&self) -> Option<Arc<Mutex<ObjectSet>>> {
-        self.lock().world.clone()
+    pub(super) fn objects(&self) -> Option<Arc<Mutex<ObjectSet>>> {
+        self.lock().objects.clone()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ReportedFacts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.facts.lock_ignoring_poison()
     }
 }
 
 impl ReportedFacts {
-    /// This replica stored a report. The world is not known up to `revision` yet.
+    /// The objects are known up to `revision`. Returns true if undecided gateways must be looked at again.
+    fn see(&mut self, revision: Revision) -> bool {
+        let is_due = revision > self.seen && !self.undecided.is_empty();
+        self.seen = self.seen.max(revision);
+        if is_due {
+            self.changed.reporters.append(&mut self.undecided);
+        }
+        is_due
+    }
+
+    /// This replica stored a report. The objects are not known up to `revision` yet.
     pub fn note_report(&mut self, key: &str, value: &[u8], revision: Revision) {
         if let Some(gateway) = self.table.handle_record(key, Some(value), revision) {
             self.changed.reporters.insert(gateway);
@@ -241,7 +258,7 @@ mod tests {
         inbox.tell_status("x", "d", &serde_json::json!({"regrets": [], "backends": backends}));
         let reports = inbox.take();
         let of = |gateway: &str| reports.iter().filter(|(found, _)| found == gateway).count();
-        assert_eq!((of("a"), of("b"), of("c"), of("d"), reports.len()), (0, 0, 2, 2, 4));
+        assert_eq!((of("a"), of("b"), of("c"), of("d"), reports.len()), (0, 0, 3, 3, 6));
         let listening = Report::Listening { problems: vec!["no room".into()] };
         assert!(reports.contains(&("c".into(), listening)), "{reports:?}");
         let outage = BackendOutage { up: 1, of: 2, why: "gone".into(), denied: false };

@@ -20,6 +20,8 @@ const PROBLEMS_MAX: usize = 16;
 const SERVICES_MAX: usize = 100;
 /// Longest text of one problem or outage. A report comes from an edge, and its text ends up in a condition.
 const TEXT_CHARS_MAX: usize = 500;
+/// Longest reason of a problem: one word.
+const REASON_BYTES_MAX: usize = 64;
 
 /// The gateway that reports; for the gateway of the cloud also the id of the replica.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -33,6 +35,7 @@ pub enum ReportSubject {
     Listening,
     Backends,
     Netmap,
+    Tunnel,
 }
 
 /// The report of a gateway on one subject.
@@ -46,6 +49,8 @@ pub enum Report {
     /// Says if the netmap is applied, and if not, why. `not_persisted` is empty when it is on the gateway's
     /// disk.
     Netmap { reason: String, message: String, not_persisted: String },
+    /// The reason for which the tunnel does not run. `reason` is empty when it runs or is not needed.
+    Tunnel { reason: String, message: String },
 }
 
 impl ReportSubject {
@@ -54,6 +59,7 @@ impl ReportSubject {
             ReportSubject::Listening => "listening",
             ReportSubject::Backends => "backends",
             ReportSubject::Netmap => "netmap",
+            ReportSubject::Tunnel => "tunnel",
         }
     }
 }
@@ -64,18 +70,35 @@ impl Report {
             Report::Listening { .. } => ReportSubject::Listening,
             Report::Backends { .. } => ReportSubject::Backends,
             Report::Netmap { .. } => ReportSubject::Netmap,
+            Report::Tunnel { .. } => ReportSubject::Tunnel,
         }
     }
 
+    /// Tells whether the report says no more than no report would. Such a first report is not stored: most gateways never
+    /// have a problem with their tunnel.
+    pub fn says_nothing(&self) -> bool {
+        matches!(self, Report::Tunnel { reason, .. } if reason.is_empty())
+    }
+
     /// Splits the problems of a gateway at `site` into its reports, within the bounds of a record.
-    pub fn of_problems(site: &str, told: Problems) -> [Report; 2] {
+    pub fn of_problems(site: &str, told: Problems) -> [Report; 3] {
         let problems = told.regrets.iter().take(PROBLEMS_MAX).map(|problem| bounded(problem)).collect();
         let bounded_outage = |(service, outage): (String, BackendOutage)| {
             let why = bounded(&outage.why);
             (service, BackendOutage { why, ..outage })
         };
         let services = told.backends.into_iter().take(SERVICES_MAX).map(bounded_outage).collect();
-        [Report::Listening { problems }, Report::Backends { site: site.to_owned(), services }]
+        let tunnel = told.tunnel.unwrap_or_default();
+        // A reason becomes the reason of a condition, whose form the API prescribes.
+        let is_word = |reason: &String| {
+            reason.len() <= REASON_BYTES_MAX && reason.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        };
+        let reason = Some(tunnel.reason).filter(is_word).unwrap_or_else(|| "TunnelFailed".to_owned());
+        [
+            Report::Listening { problems },
+            Report::Backends { site: site.to_owned(), services },
+            Report::Tunnel { reason, message: bounded(&tunnel.message) },
+        ]
     }
 }
 
@@ -174,6 +197,8 @@ impl ReportTable {
 
 #[cfg(test)]
 mod tests {
+    use causeway_gateway::problems::TunnelProblem;
+
     use super::*;
 
     fn put(table: &mut ReportTable, reporter: &Reporter, report: &Report, revision: u64) -> Option<String> {
@@ -211,8 +236,11 @@ mod tests {
     fn a_report_is_bounded() {
         let outage = BackendOutage { why: "x".repeat(10_000), ..BackendOutage::default() };
         let backends = (0..1000).map(|number| (format!("s{number}"), outage.clone())).collect();
-        let told = Problems { regrets: vec!["y\n".repeat(10_000); 100], backends };
-        let [listening, backends] = Report::of_problems("oslo", told);
+        let tunnel = TunnelProblem { reason: "a b".into(), message: "z".repeat(10_000) };
+        let told = Problems { regrets: vec!["y\n".repeat(10_000); 100], backends, tunnel: Some(tunnel) };
+        let [listening, backends, tunnel] = Report::of_problems("oslo", told);
+        let expected = Report::Tunnel { reason: "TunnelFailed".into(), message: "z".repeat(TEXT_CHARS_MAX) };
+        assert_eq!(tunnel, expected);
         let size = |report: &Report| serde_json::to_vec(report).unwrap().len();
         assert!(size(&listening) < 10_000 && size(&backends) < 80_000, "{}", size(&backends));
         assert!(!serde_json::to_string(&listening).unwrap().contains("\\n"));

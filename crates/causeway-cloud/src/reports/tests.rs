@@ -19,17 +19,17 @@ struct Lab {
     registry: Arc<Registry>,
     stop: CancellationToken,
     _stop: DropGuard,
-    _home: tempfile::TempDir,
+    _folder: tempfile::TempDir,
 }
 
 impl Lab {
     async fn new() -> Lab {
-        let home = tempfile::tempdir().unwrap();
-        let store = Store::open(StoreSpec::Sqlite { path: home.path().join("store.db") }).await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(StoreSpec::Sqlite { path: folder.path().join("store.db") }).await.unwrap();
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
         crate::bootstrap::ensure(&registry).await.unwrap();
         let stop = CancellationToken::new();
-        Lab { store, registry, _stop: stop.clone().drop_guard(), stop, _home: home }
+        Lab { store, registry, _stop: stop.clone().drop_guard(), stop, _folder: folder }
     }
 
     /// Runs a replica. It is the only one when it has no address.
@@ -156,6 +156,31 @@ async fn a_report_of_a_former_gateway_is_dropped() {
         }
     };
     tokio::time::timeout(Duration::from_secs(20), removed).await.expect("the records of oslo go with it");
+}
+
+/// The report was on its way when its gateway was deleted, so it is stored after the deletion was seen.
+#[tokio::test]
+async fn a_report_that_comes_after_the_deletion_of_its_gateway_leaves_no_record() {
+    let lab = Lab::new().await;
+    let inbox = lab.replica(None).await;
+    lab.site("oslo").await;
+    lab.site("rome").await;
+    inbox.tell("oslo", "oslo", problems(&["no room"]));
+    lab.wait(Kind::EGateway, "oslo", LISTENING, |told| told.status == ConditionStatus::False).await;
+    let are_left = async |expected: &[&str]| {
+        let removed = async {
+            while lab.records().await != expected {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), removed).await.expect("no record of oslo is left");
+    };
+    lab.registry.delete_object("test", Kind::EGateway, "oslo").await.unwrap();
+    are_left(&[]).await;
+    inbox.tell("oslo", "oslo", problems(&["no room"]));
+    inbox.tell("rome", "rome", problems(&["no room"]));
+    lab.wait(Kind::EGateway, "rome", LISTENING, |told| told.status == ConditionStatus::False).await;
+    are_left(&["reports/rome/-/backends", "reports/rome/-/listening"]).await;
 }
 
 #[tokio::test]

@@ -68,7 +68,7 @@ impl Shared {
         streams: Arc<dyn EdgeStreamHandler>,
     ) -> Option<GreetedLink> {
         let Some(_waiting) = link.certificate().and_then(|shown| self.unjudged.enter(&shown)) else {
-            self.figures.count_refused("too-many-links");
+            self.metrics.count_refused("too-many-links");
             let text = "too many links of this gateway wait for their hello";
             link.close(CloseReason::new(CloseCode::Limit, text));
             return None;
@@ -80,7 +80,7 @@ impl Shared {
                 return self.join(link, &join, control, streams).await.map(GreetedLink::Secondary);
             }
             _ => {
-                self.figures.count_refused("no-hello");
+                self.metrics.count_refused("no-hello");
                 link.close(CloseReason::new(CloseCode::Malformed, "a session begins with hello"));
                 return None;
             }
@@ -89,11 +89,15 @@ impl Shared {
         let judged = timeout(GREETING, self.judge(&link, &hello)).await;
         let admitted = judged.unwrap_or_else(|_| Err(unavailable("the cloud takes too long to decide")));
         self.served.store(turn.served_per_second(), Ordering::Relaxed);
-        let seated = admitted.and_then(|admitted| self.seat(&link, &hello, admitted));
+        let seated = admitted.and_then(|admitted| self.entry(&link, &hello, admitted));
         drop(turn);
         match seated {
             Ok((session, welcome)) => {
                 self.check_moved(&session, moves).await;
+                if let Some(tunnels) = &self.services.tunnels {
+                    let seen = link.remote_address().ip();
+                    tunnels.handle(session.peer.gateway(), hello.tunnel.as_ref(), seen);
+                }
                 // From here on the edge may open streams; it does so when it has the welcome.
                 link.admit();
                 let (reader, mut writer) = control;
@@ -170,8 +174,8 @@ impl Shared {
         }
     }
 
-    /// Gives the session its seat in the roster, and the one before its notice.
-    fn seat(
+    /// Gives the session its entry in the table, and the one before its notice.
+    fn entry(
         &self,
         link: &Link,
         hello: &Hello,
@@ -182,7 +186,7 @@ impl Shared {
         let make = |number| Arc::new(Session::new(number, link.clone(), hello, admitted, self.now()));
         let mut made = None;
         let admission = self
-            .roster()
+            .table()
             .admit(&gateway, hello.epoch, hello.instance(), |number| made.insert(make(number)).clone());
         match (admission, made) {
             (SessionAdmission::Taken { number, superseded, evicted, orphaned }, Some(session)) => {
@@ -233,7 +237,7 @@ impl Shared {
 
     async fn refuse(&self, link: &Link, control: Control, refused: SessionRefused) {
         let why = refused.reason();
-        self.figures.count_refused(why.word());
+        self.metrics.count_refused(why.word());
         let peer = link.certificate().and_then(|shown| {
             causeway_channel::CertificateFacts::read(&shown).ok().and_then(|facts| facts.peer)
         });

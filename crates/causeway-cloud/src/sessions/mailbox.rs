@@ -4,11 +4,12 @@
 //! thousand sessions that are told something once in an hour. This holds nothing while it is empty.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use tokio::sync::Notify;
 
 use super::session_loop::SessionCommand;
+use causeway_api::sync::MutexExt;
 
 /// More commands than arrive while a session is busy with a slow edge.
 const COMMANDS_MAX: usize = 8;
@@ -23,7 +24,7 @@ pub struct SessionMailbox {
 impl SessionMailbox {
     /// False when it is full: the command is dropped.
     pub fn put(&self, command: SessionCommand) -> bool {
-        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut commands = self.commands.lock_ignoring_poison();
         if commands.len() >= COMMANDS_MAX {
             return false;
         }
@@ -45,7 +46,7 @@ impl SessionMailbox {
     }
 
     fn take(&self) -> Option<SessionCommand> {
-        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut commands = self.commands.lock_ignoring_poison();
         let command = commands.pop_front();
         if commands.is_empty() {
             *commands = VecDeque::new();

@@ -3,7 +3,7 @@
 //!
 //! Input: the sessions of this replica, whether a gateway is attached to another one, and what the EGateways
 //! show. Output: changes, which `reports` writes. Running in several replicas changes nothing, because each
-//! writes only what it knows: that a gateway is attached here, or that it is attached nowhere. Figures that
+//! writes only what it knows: that a gateway is attached here, or that it is attached nowhere. Stats that
 //! move are added when an EGateway is read.
 
 use std::collections::HashMap;
@@ -101,15 +101,15 @@ impl ConnectionWatch {
     }
 
     /// Takes over what all EGateways show.
-    pub fn reset<'b>(&mut self, world: &ObjectSet, gateways: impl Iterator<Item = &'b str>) {
+    pub fn reset<'b>(&mut self, objects: &ObjectSet, gateways: impl Iterator<Item = &'b str>) {
         self.shown.clear();
-        self.refresh(world, gateways);
+        self.refresh(objects, gateways);
     }
 
     /// Takes over what some EGateways show.
-    pub fn refresh<'b>(&mut self, world: &ObjectSet, gateways: impl Iterator<Item = &'b str>) {
+    pub fn refresh<'b>(&mut self, objects: &ObjectSet, gateways: impl Iterator<Item = &'b str>) {
         for name in gateways {
-            let shown = world.gateway(name).and_then(|gateway| gateway.status.condition(CONNECTED));
+            let shown = objects.gateway(name).and_then(|gateway| gateway.status.condition(CONNECTED));
             match shown.map(|shown| shown.status == ConditionStatus::True) {
                 Some(connected) => self.shown.insert(name.to_owned(), connected),
                 None => self.shown.remove(name),
@@ -130,7 +130,7 @@ impl ConnectionWatch {
     /// Returns every change that must be written now.
     pub fn look(&mut self) -> Vec<(String, ConnectionChange)> {
         let ConnectionWatch { sessions, shown, missing } = self;
-        let Some(elsewhere) = sessions.0.passengers.is_elsewhere.clone() else { return Vec::new() };
+        let Some(elsewhere) = sessions.0.services.is_elsewhere.clone() else { return Vec::new() };
         let attached = sessions.attached();
         let here: HashMap<&str, Time> =
             attached.iter().map(|session| (session.peer.gateway(), session.since)).collect();

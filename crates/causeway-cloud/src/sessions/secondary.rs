@@ -3,10 +3,11 @@
 //! A link joins only the session whose certificate, session id and process it shows. It is attached to the session's link, so
 //! whatever ends the session ends it too. Its streams are served as those of the session are.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_api::TransportStats;
+use causeway_api::sync::MutexExt;
 use causeway_channel::CertificateFacts;
 use causeway_channel::link::{Link, LinkStats, ResetCode, StreamPurpose, Transport};
 use causeway_channel::wire::control::{
@@ -69,7 +70,10 @@ impl Shared {
         if self.is_draining() {
             return Err("this replica is being stopped");
         }
-        let session = self.roster().current(&peer.gateway().to_owned()).map(|entry| entry.session.clone());
+        if link.is_port_crowded() {
+            return Err("this replica keeps its remaining links for sessions");
+        }
+        let session = self.table().current(&peer.gateway().to_owned()).map(|entry| entry.session.clone());
         let session = session.ok_or("this replica holds no session of this gateway")?;
         let instance: Option<[u8; 16]> = join.instance.as_ref().try_into().ok();
         let is_this = session.key == facts.key
@@ -97,7 +101,12 @@ impl SecondaryLink {
                 Some(_) = streams.join_next() => {}
                 next = self.link.accept_stream() => match next {
                     Ok((header, stream)) => match header.purpose() {
-                        Some(StreamPurpose::Service | StreamPurpose::Node | StreamPurpose::Diagnose) => {
+                        Some(
+                            StreamPurpose::Service
+                            | StreamPurpose::Node
+                            | StreamPurpose::Diagnose
+                            | StreamPurpose::Packets,
+                        ) => {
                             streams.spawn(self.streams.serve(&self.session.peer, header, stream));
                             accepted = accepted.wrapping_add(1);
                             if accepted.is_multiple_of(STREAMS_AT_ONCE) {
@@ -132,7 +141,7 @@ impl Session {
     }
 
     pub(super) fn carries_reason(&self) -> Option<String> {
-        let reason = self.carries_reason.lock().unwrap_or_else(PoisonError::into_inner);
+        let reason = self.carries_reason.lock_ignoring_poison();
         reason.as_deref().map(str::to_owned)
     }
 
@@ -143,7 +152,7 @@ impl Session {
         }
         let reason: String =
             query.reason.chars().filter(|char| !char.is_control()).take(REASON_MAX).collect();
-        *self.carries_reason.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.into());
+        *self.carries_reason.lock_ignoring_poison() = Some(reason.into());
         let path = self.link.path_stats().unwrap_or_default();
         PathReport { acknowledged_bytes: path.acknowledged_bytes, lost_bytes: path.lost_bytes }
     }

@@ -11,6 +11,8 @@ use causeway_channel::PeerId;
 use causeway_channel::link::{ResetCode, Stream, StreamHeader};
 use causeway_channel::wire::control::{Hello, NetmapAck, NetmapRefused, NetmapUpdate, SpoolAck, SpoolBatch};
 
+use crate::tunnels::TunnelReports;
+
 pub type SessionFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Makes the netmap of every gateway.
@@ -48,15 +50,22 @@ pub type IsElsewhere = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 #[derive(Clone)]
 pub struct SessionServices {
     pub netmaps: Arc<dyn NetmapSource>,
-    pub upstream: Arc<dyn SpoolSink>,
+    pub spool: Arc<dyn SpoolSink>,
     /// `None`: the condition Connected is not written.
     pub is_elsewhere: Option<IsElsewhere>,
+    /// Takes the tunnels that gateways report.
+    pub tunnels: Option<TunnelReports>,
 }
 
 impl SessionServices {
     /// A cloud that sends nothing and keeps nothing.
     pub fn none() -> SessionServices {
-        SessionServices { netmaps: Arc::new(Nothing), upstream: Arc::new(Nothing), is_elsewhere: None }
+        SessionServices {
+            netmaps: Arc::new(Nothing),
+            spool: Arc::new(Nothing),
+            is_elsewhere: None,
+            tunnels: None,
+        }
     }
 }
 

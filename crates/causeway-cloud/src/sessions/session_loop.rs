@@ -79,7 +79,7 @@ impl CloudSessionLoop {
         (reader, writer): (ControlReader<RecvStream, EdgeMessage>, ControlWriter<SendStream>),
         edge_streams: Arc<dyn EdgeStreamHandler>,
     ) -> CloudSessionLoop {
-        let netmaps = shared.passengers.netmaps.open(&session.peer, hello);
+        let netmaps = shared.services.netmaps.open(&session.peer, hello);
         let understands = hello.features.iter().any(|feature| feature == FEATURE_PINGS_ACKNOWLEDGED);
         let is_acknowledged = understands && session.link.transport() == Transport::Quic;
         let (taking, lingers_until, streams) = (None, None, JoinSet::new());
@@ -99,12 +99,12 @@ impl CloudSessionLoop {
         }
     }
 
-    /// Goes on until the link ends, then leaves the roster.
+    /// Goes on until the link ends, then leaves the table.
     pub async fn run(mut self) {
-        let _counted = self.shared.figures.session(self.session.link.transport());
+        let _counted = self.shared.metrics.session(self.session.link.transport());
         let reason = self.talk().await;
         self.session.link.close(reason.clone());
-        self.shared.figures.count_ended(&reason.code.to_string());
+        self.shared.metrics.count_ended(&reason.code.to_string());
         self.shared.handle_ended(&self.session, &reason);
     }
 
@@ -227,8 +227,8 @@ impl CloudSessionLoop {
                 self.session.set_held(refused.held.as_ref());
                 self.netmaps.handle_refused(refused);
             }
-            Some(EdgeMessageBody::Upstream(batch)) if self.taking.is_none() => {
-                self.taking = Some(self.shared.passengers.upstream.take(&self.session.peer, batch));
+            Some(EdgeMessageBody::Spool(batch)) if self.taking.is_none() => {
+                self.taking = Some(self.shared.services.spool.take(&self.session.peer, batch));
             }
             Some(EdgeMessageBody::Path(query)) => {
                 let report = self.session.handle_path_query(&query);
@@ -255,7 +255,7 @@ impl CloudSessionLoop {
 
     fn is_over(&self) -> bool {
         let due = self.lingers_until.is_some_and(|until| Instant::now() >= until);
-        due || self.session.link.figures().streams_open <= OWN_STREAMS
+        due || self.session.link.stats().streams_open <= OWN_STREAMS
     }
 
     async fn last_words(&mut self, reason: CloseReason) -> CloseReason {

@@ -28,7 +28,7 @@ use crate::deleted_gateways::DeletedGateways;
 use crate::gateway_sites::GatewaySites;
 use crate::identity::{EnrolmentLimits, EnrolmentServer, IdentityConfig, OnEnrolled, OpenTokens};
 use crate::reconcile::Reconciler;
-use crate::replicas::{ReplicaIdentity, SessionDirectory};
+use crate::replicas::SessionDirectory;
 use crate::reports::{ReportWriter, ReportedState};
 
 /// Longer than anything here may take on a busy machine.
@@ -39,12 +39,12 @@ struct Lab {
     registrar: Arc<Registrar>,
     registry: Arc<Registry>,
     sessions: Sessions,
-    figures: PortMetrics,
+    metrics: PortMetrics,
     address: SocketAddr,
     /// Milliseconds by which the cloud's clock is ahead.
     ahead: Arc<AtomicI64>,
     _stop: DropGuard,
-    _home: tempfile::TempDir,
+    _folder: tempfile::TempDir,
 }
 
 /// The control stream of a link, at the edge.
@@ -52,9 +52,13 @@ type Control = (ControlReader<RecvStream, CloudMessage>, ControlWriter<SendStrea
 
 impl Lab {
     async fn new() -> Lab {
-        let home = tempfile::tempdir().unwrap();
-        let store = Store::open(StoreSpec::Sqlite { path: home.path().join("store.db") }).await.unwrap();
-        let data_dir = home.path().join("data");
+        Lab::with(PortLimits::default()).await
+    }
+
+    async fn with(port_limits: PortLimits) -> Lab {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(StoreSpec::Sqlite { path: folder.path().join("store.db") }).await.unwrap();
+        let data_dir = folder.path().join("data");
         causeway_daemon::data_dir::make_folder(&data_dir).unwrap();
         let ahead = Arc::new(AtomicI64::new(0));
         let hands = ahead.clone();
@@ -65,15 +69,16 @@ impl Lab {
         });
         let registrar = Registrar::open(store.clone(), config).await.unwrap();
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
-        let (limits, passengers) = (
+        let (limits, services) = (
             SessionLimits::default(),
             SessionServices { is_elsewhere: Some(Arc::new(|_| false)), ..SessionServices::none() },
         );
-        let sessions = Sessions::new("lab".into(), registrar.clone(), registry.clone(), passengers, limits);
+        let live = LiveSessions::new(&limits);
+        let sessions =
+            Sessions::new("lab".into(), registrar.clone(), registry.clone(), live, services, limits);
         let (address, keys) = ("127.0.0.1:0".parse().unwrap(), EndpointKeys::generate());
-        let port =
-            ChannelPort::bind(address, registrar.channel_tls(), keys, PortLimits::default()).await.unwrap();
-        let (address, figures, checking) = (port.local_addr(), port.figures().clone(), sessions.clone());
+        let port = ChannelPort::bind(address, registrar.channel_tls(), keys, port_limits).await.unwrap();
+        let (address, metrics, checking) = (port.local_addr(), port.metrics().clone(), sessions.clone());
         port.check_certificates(Box::new(move |shown, client| checking.check_certificate(shown, client)));
         let enrolment = EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default());
         let stop = CancellationToken::new();
@@ -82,7 +87,16 @@ impl Lab {
         tokio::spawn(async move { tokio::join!(keeper.run(until.clone()), running.run(until)) });
         let sites = GatewaySites { store, registry: registry.clone(), sessions: sessions.clone() };
         tokio::spawn(sites.run(stop.clone()));
-        Lab { registrar, registry, sessions, figures, address, ahead, _stop: stop.drop_guard(), _home: home }
+        Lab {
+            registrar,
+            registry,
+            sessions,
+            metrics,
+            address,
+            ahead,
+            _stop: stop.drop_guard(),
+            _folder: folder,
+        }
     }
 
     /// Makes the EGateway stand at a site, whether it exists or not.
@@ -188,12 +202,12 @@ async fn a_revoked_key_gets_a_reason_and_no_link() {
         assert_eq!(why(&closed), (ClosedBy::Peer, CloseCode::Revoked), "{transports:?}: {closed}");
         assert!(closed.reason.text.contains("causeway token create"), "{closed}");
         within(async {
-            while lab.figures.turned_away(RejectReason::Certificate) != number as u64 + 1 {
+            while lab.metrics.turned_away(RejectReason::Certificate) != number as u64 + 1 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         })
         .await;
-        assert_eq!(lab.figures.handshakes(), 0, "the port has handed no link on");
+        assert_eq!(lab.metrics.handshakes(), 0, "the port has handed no link on");
     }
 }
 
@@ -373,6 +387,27 @@ async fn a_secondary_link_joins_only_the_session_of_its_own_process() {
     let welcome = hello_as(&mut talk_over_tcp, &instance).await;
     let link = lab.dial(&other, DialTransports::TcpOnly).await;
     assert!(!is_joined(join(&link, &welcome.session_id, &instance).await.as_ref()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn secondary_links_leave_half_of_the_port_to_sessions() {
+    let lab = Lab::with(PortLimits { links_max: 4, ..PortLimits::default() }).await;
+    lab.stand("g", "oslo").await;
+    lab.stand("h", "oslo").await;
+    let (edge, other) = (lab.enrol("g", "oslo").await, lab.enrol("h", "oslo").await);
+    let instance = [7; 16];
+    let primary = lab.dial(&edge, DialTransports::QuicOnly).await;
+    let mut talk = control(&primary).await;
+    let welcome = hello_as(&mut talk, &instance).await;
+    let first = lab.dial(&edge, DialTransports::TcpOnly).await;
+    assert!(is_joined(join(&first, &welcome.session_id, &instance).await.as_ref()));
+    // A third link leaves one place of four.
+    let second = lab.dial(&edge, DialTransports::TcpOnly).await;
+    let answer = join(&second, &welcome.session_id, &instance).await;
+    assert!(matches!(answer, Some(CloudMessageBody::Refused(_)) | None), "{answer:?}");
+    within(second.closed()).await;
+    let session = lab.dial(&other, DialTransports::QuicOnly).await;
+    hello_as(&mut control(&session).await, &instance).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,8 +4,9 @@
 //! hold all of them and keep the fleet out.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use causeway_api::sync::MutexExt;
 use causeway_channel::{CertificateFacts, KeyHash};
 use rustls_pki_types::CertificateDer;
 
@@ -30,7 +31,7 @@ impl Unjudged {
     }
 
     fn enter_key(&self, key: KeyHash) -> Option<Waiting> {
-        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.0.lock_ignoring_poison();
         let count = keys.entry(key).or_default();
         if *count >= PER_KEY_MAX {
             return None;
@@ -42,7 +43,7 @@ impl Unjudged {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let mut keys = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.all.0.lock_ignoring_poison();
         if let Some(count) = keys.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {

@@ -5,9 +5,10 @@
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use causeway_api::sync::MutexExt;
 use causeway_daemon::rotated::{RotatedFiles, RotationLimits};
 use tokio::sync::oneshot;
 
@@ -41,7 +42,7 @@ impl JournalWriter {
     /// Returns when the lines are on the disk.
     pub async fn append(&self, lines: Vec<u8>) -> io::Result<()> {
         let (done, answer) = oneshot::channel();
-        let sent = match &*self.queue.lock().unwrap_or_else(PoisonError::into_inner) {
+        let sent = match &*self.queue.lock_ignoring_poison() {
             Some(queue) => queue.try_send(Write { lines, done }),
             None => Err(TrySendError::Disconnected(Write { lines, done })),
         };
@@ -60,8 +61,8 @@ impl JournalWriter {
 
 impl Drop for JournalWriter {
     fn drop(&mut self) {
-        drop(self.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
-        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        drop(self.queue.lock_ignoring_poison().take());
+        if let Some(thread) = self.thread.lock_ignoring_poison().take() {
             let _ = thread.join();
         }
     }

@@ -69,7 +69,7 @@ async fn records_are_on_disk_and_the_cursor_has_moved_when_the_edge_is_told() {
     assert_eq!(intake.take(&peer(), &audit(1, 3)).await.unwrap().seq, 3);
     assert_eq!(intake.take(&peer(), &audit(3, 2)).await.unwrap().seq, 4);
     assert_eq!(lab.read(&["one"]), (vec![1, 2, 3, 4], 4));
-    assert_eq!(intake.figures().repeated_total(), 4);
+    assert_eq!(intake.metrics().repeated_total(), 4);
 }
 
 #[tokio::test]

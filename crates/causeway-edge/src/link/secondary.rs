@@ -5,9 +5,10 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use causeway_api::sync::MutexExt;
 use causeway_channel::dial::{DialConfig, DialTransports, LinkDialer};
 use causeway_channel::link::{
     CloseCode, CloseReason, Link, PathStats, ResetCode, StreamHeader, StreamPurpose,
@@ -48,31 +49,52 @@ const OWN_STREAMS: u64 = 1;
 /// After this many streams the link gets its turn: each stream is a task.
 const STREAMS_AT_ONCE: usize = 64;
 
-/// The policy of this edge, shared by its sessions, and the signal that its address has changed.
+/// The policy of this edge and the signal that its address has changed. Sessions share what was learned about the path; the
+/// newest one alone drives the policy.
 #[derive(Clone)]
 pub struct SecondaryControl {
-    policy: Arc<Mutex<SecondaryPolicy>>,
+    policy: Arc<Mutex<SharedPolicy>>,
     /// Counts the moves that retire a link.
     moves: watch::Sender<u64>,
     /// The address of the cloud, and the one from which this host last reached it.
     source: Arc<Mutex<Option<(IpAddr, IpAddr)>>>,
 }
 
+struct SharedPolicy {
+    policy: SecondaryPolicy,
+    /// The number of the session that drives it.
+    session: u64,
+}
+
 impl SecondaryControl {
     pub fn new(policy: SecondaryPolicy) -> SecondaryControl {
-        let (policy, source) = (Arc::new(Mutex::new(policy)), Arc::default());
+        let (policy, source) = (Arc::new(Mutex::new(SharedPolicy { policy, session: 0 })), Arc::default());
         SecondaryControl { policy, moves: watch::Sender::new(0), source }
+    }
+
+    /// A session begins to drive the policy; the one before has no effect on it any more. Returns its number.
+    fn begin_session(&self) -> u64 {
+        let mut shared = self.lock();
+        shared.session += 1;
+        shared.policy.handle_session();
+        shared.session
+    }
+
+    /// Applies `act` to the policy. None: a newer session drives it.
+    fn with<R>(&self, session: u64, act: impl FnOnce(&mut SecondaryPolicy) -> R) -> Option<R> {
+        let mut shared = self.lock();
+        (shared.session == session).then(|| act(&mut shared.policy))
     }
 
     /// The network of this host has changed. It has moved if it reaches the cloud from another address now.
     pub fn handle_network_change(&self, cloud: SocketAddr) {
         let Some(source) = source_address(cloud) else { return };
-        let mut known = self.source.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.source.lock_ignoring_poison();
         // Another replica may be reached from another address without a move.
         let before = known.replace((cloud.ip(), source)).filter(|(before, _)| *before == cloud.ip());
         drop(known);
         if before.is_some_and(|(_, before)| before != source)
-            && self.policy().handle_moved(Instant::now()) == SecondaryAction::Retire
+            && self.lock().policy.handle_moved(Instant::now()) == SecondaryAction::Retire
         {
             self.moves.send_modify(|count| *count += 1);
         }
@@ -80,11 +102,11 @@ impl SecondaryControl {
 
     /// Why new streams go where they go.
     pub fn reason(&self) -> &'static str {
-        self.policy().reason()
+        self.lock().policy.reason()
     }
 
-    fn policy(&self) -> MutexGuard<'_, SecondaryPolicy> {
-        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, SharedPolicy> {
+        self.policy.lock_ignoring_poison()
     }
 }
 
@@ -126,15 +148,16 @@ impl SecondaryDriver {
         tokio::select! {
             biased;
             () = lingers.cancelled() => {}
-            () = self.drive(&mut links) => {}
+            _superseded = self.drive(&mut links) => {}
         }
         // The links that are open serve their streams until the session ends.
         while links.join_next().await.is_some() {}
         std::future::pending().await
     }
 
-    async fn drive(&self, links: &mut JoinSet<()>) {
-        self.control.policy().handle_session();
+    /// Goes on until a newer session drives the policy; returns None then.
+    async fn drive(&self, links: &mut JoinSet<()>) -> Option<()> {
+        let session = self.control.begin_session();
         self.control.handle_network_change(self.primary.remote_address());
         let mut moves = self.control.moves.subscribe();
         let (mut open, mut pinged, mut is_answered): (Option<Link>, Instant, bool) =
@@ -148,24 +171,23 @@ impl SecondaryDriver {
             while links.try_join_next().is_some() {}
             let sample = self.sample(open.as_ref());
             let is_busy = traffic.handle_sample(self.bytes(), Instant::now());
-            let mut action = {
-                let mut policy = self.control.policy();
+            let mut action = self.control.with(session, |policy| {
                 policy.set_preference(self.netmaps.preference());
                 policy.handle_sample(Instant::now(), &sample)
-            };
+            })?;
             if let Some(link) = open.as_ref().filter(|_| sample.secondary_streams > 0)
                 && action == SecondaryAction::Wait
                 && pinged.elapsed() >= traffic.ping_interval(is_answered, Instant::now())
             {
                 let took = timeout(PING_MAX, link.ping()).await.ok().and_then(Result::ok);
                 (pinged, is_answered) = (Instant::now(), took.is_some());
-                action = self.control.policy().handle_ping(pinged, took, sample.rtt);
+                action = self.control.with(session, |policy| policy.handle_ping(pinged, took, sample.rtt))?;
             }
             match action {
                 SecondaryAction::Wait if self.must_retire.load(Ordering::Relaxed) => self.say(true),
                 SecondaryAction::Wait if open.is_none() && is_busy => self.say(false),
                 SecondaryAction::Wait => {}
-                SecondaryAction::Open => open = self.open(links).await,
+                SecondaryAction::Open => open = self.open(session, links).await?,
                 SecondaryAction::Retire => self.retire(open.take(), links),
             }
             tokio::select! {
@@ -173,11 +195,11 @@ impl SecondaryDriver {
                 Ok(()) = moves.changed() => self.retire(open.take(), links),
                 () = closed(open.as_ref()) => {
                     tracing::debug!("the secondary TCP link to the cloud broke; new streams take QUIC");
-                    self.control.policy().handle_failed(Instant::now());
                     if let Some(link) = open.take() {
                         self.primary.remove_secondary(&link);
                     }
                     self.say(true);
+                    self.control.with(session, |policy| policy.handle_failed(Instant::now()))?;
                 }
                 () = sleep(traffic.sample_interval(Instant::now())) => {}
             }
@@ -186,7 +208,7 @@ impl SecondaryDriver {
 
     /// The bytes of the session so far, over both links and in both directions.
     fn bytes(&self) -> u64 {
-        let stats = self.primary.figures();
+        let stats = self.primary.stats();
         stats.sent_bytes + stats.received_bytes
     }
 
@@ -195,37 +217,41 @@ impl SecondaryDriver {
             ours: self.primary.path_stats().unwrap_or_default(),
             theirs: *self.reports.borrow(),
             rtt: self.primary.rtt().unwrap_or_default(),
-            secondary_streams: open.map(|link| link.figures().streams_open).unwrap_or_default(),
+            secondary_streams: open.map(|link| link.stats().streams_open).unwrap_or_default(),
         }
     }
 
-    async fn open(&self, links: &mut JoinSet<()>) -> Option<Link> {
+    /// Opens a link. `Some(None)`: it cannot be opened now. None: a newer session drives the policy.
+    async fn open(&self, session: u64, links: &mut JoinSet<()>) -> Option<Option<Link>> {
         let joined = timeout(JOIN_MAX, self.dial()).await;
         let now = Instant::now();
         match joined {
             Ok(Ok(link)) => {
-                if self.control.policy().handle_opened(now) == SecondaryAction::Retire {
-                    link.close(CloseReason::new(CloseCode::Done, "the address changed"));
-                    return None;
+                let action = self.control.with(session, |policy| policy.handle_opened(now));
+                if action != Some(SecondaryAction::Wait) {
+                    link.close(CloseReason::new(CloseCode::Done, "the address or the session changed"));
+                    // The close may never arrive from the old address: the cloud is told over QUIC.
+                    self.say(true);
+                    return action.map(|_| None);
                 }
                 tracing::debug!(cloud = %link.remote_address(), "opened the secondary TCP link to the cloud");
                 let accepting = accept_streams(self.primary.clone(), link.clone(), self.streams.clone());
-                match link.home() {
-                    Some(home) => links.spawn_on(accepting, &home),
+                match link.runtime() {
+                    Some(runtime) => links.spawn_on(accepting, &runtime),
                     None => links.spawn(accepting),
                 };
                 self.primary.attach_secondary(link.clone());
                 self.say(false);
-                Some(link)
+                Some(Some(link))
             }
             failed => {
-                self.control.policy().handle_failed(now);
+                self.control.with(session, |policy| policy.handle_failed(now))?;
                 let error = match failed {
                     Ok(Err(error)) => causeway_api::error_chain(&error),
                     _ => format!("no answer within {} s", JOIN_MAX.as_secs()),
                 };
                 tracing::debug!(error, "cannot open a secondary TCP link to the cloud; streams stay on QUIC");
-                None
+                Some(None)
             }
         }
     }
@@ -258,7 +284,7 @@ impl SecondaryDriver {
             sleep(RETIRED_MIN).await;
             let mut unanswered = 0;
             // A path that is dead leaves its streams without an end: they are reset with the link.
-            while link.figures().streams_open > 0 && unanswered < RETIRED_PINGS_MAX {
+            while link.stats().streams_open > 0 && unanswered < RETIRED_PINGS_MAX {
                 tokio::select! {
                     _ = link.closed() => break,
                     () = sleep(PING_EVERY) => {}
@@ -360,6 +386,20 @@ async fn closed(link: Option<&Link>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_session_that_was_superseded_has_no_effect_on_the_policy() {
+        let control = SecondaryControl::new(SecondaryPolicy::new(Default::default()));
+        let (old, now) = (control.begin_session(), Instant::now());
+        let new = control.begin_session();
+        assert_eq!(control.with(new, |policy| policy.handle_opened(now)), Some(SecondaryAction::Wait));
+        let before = control.reason();
+        assert_eq!(control.with(old, |policy| policy.handle_failed(now)), None);
+        assert_eq!(control.with(old, SecondaryPolicy::handle_session), None);
+        assert_eq!(control.reason(), before);
+        let moved = control.with(new, |policy| policy.handle_moved(now));
+        assert_eq!(moved, Some(SecondaryAction::Retire), "the link of the new session is still known");
+    }
 
     #[test]
     fn keepalives_are_no_traffic() {

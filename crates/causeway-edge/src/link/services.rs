@@ -9,7 +9,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use causeway_channel::link::{ResetCode, Stream, StreamHeader};
 use causeway_channel::session::TransportPreference;
-use causeway_channel::wire::control::{EdgeMessage, HeldNetmap, NetmapAck, SpoolAck, SpoolBatch};
+use causeway_channel::wire::control::{
+    EdgeMessage, HeldNetmap, NetmapAck, SpoolAck, SpoolBatch, TunnelReport,
+};
 use tokio::sync::watch;
 
 pub type LinkFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -59,12 +61,19 @@ pub struct LinkServices {
     pub netmaps: Arc<dyn NetmapHandler>,
     pub spool: Arc<dyn SpoolQueue>,
     pub streams: Arc<dyn CloudStreamHandler>,
+    /// The tunnel of this gateway, for hello. None: it has none.
+    pub tunnel: Option<TunnelReport>,
 }
 
 impl LinkServices {
     /// An edge that accepts nothing and sends nothing.
     pub fn none() -> LinkServices {
-        LinkServices { netmaps: Arc::new(Nothing), spool: Arc::new(Nothing), streams: Arc::new(Nothing) }
+        LinkServices {
+            netmaps: Arc::new(Nothing),
+            spool: Arc::new(Nothing),
+            streams: Arc::new(Nothing),
+            tunnel: None,
+        }
     }
 }
 

@@ -44,7 +44,7 @@ pub enum LinkEvent {
     /// A ping was handed to the link, and the link was polled since.
     Asked,
     Drain(DrainNotice),
-    News(EndpointUpdate),
+    Endpoints(EndpointUpdate),
     Hint(ReconnectHint),
 }
 
@@ -242,9 +242,9 @@ impl EdgeSessionLoop {
             {
                 self.taking = Some(self.services.netmaps.take(update.update));
             }
-            Some(CloudMessageBody::UpstreamAck(ack)) => self.services.spool.handle_ack(ack),
+            Some(CloudMessageBody::SpoolAck(ack)) => self.services.spool.handle_ack(ack),
             Some(CloudMessageBody::Drain(drain)) => self.tell(LinkEvent::Drain(drain)).await,
-            Some(CloudMessageBody::News(news)) => self.tell(LinkEvent::News(news)).await,
+            Some(CloudMessageBody::Endpoints(update)) => self.tell(LinkEvent::Endpoints(update)).await,
             Some(CloudMessageBody::Hint(hint)) => self.tell(LinkEvent::Hint(hint)).await,
             Some(CloudMessageBody::Path(PathReport { acknowledged_bytes, lost_bytes })) => {
                 self.secondary.reports.send_replace(PathStats { acknowledged_bytes, lost_bytes });
@@ -270,7 +270,7 @@ impl EdgeSessionLoop {
 
     fn is_over(&self) -> bool {
         let due = self.lingers_until.is_some_and(|until| Instant::now() >= until);
-        due || self.link.figures().streams_open <= OWN_STREAMS
+        due || self.link.stats().streams_open <= OWN_STREAMS
     }
 
     async fn last_words(&mut self, code: CloseCode) -> CloseReason {

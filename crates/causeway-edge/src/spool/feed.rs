@@ -47,7 +47,7 @@ struct Inner {
     thread: Mutex<Option<JoinHandle<()>>>,
     memory: Arc<Memory>,
     shown: watch::Receiver<Option<Arc<SpoolReadBatch>>>,
-    figures: watch::Receiver<SpoolStats>,
+    stats: watch::Receiver<SpoolStats>,
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +70,7 @@ impl Spool {
         let (commands, received) = sync_channel(COMMANDS_MAX);
         let memory = Arc::new(Memory::default());
         let (show, shown) = watch::channel(None);
-        let (tell, figures) = watch::channel(SpoolStats::default());
+        let (tell, stats) = watch::channel(SpoolStats::default());
         let worker = Worker { queue, limits, memory: memory.clone(), show, tell, failing: false };
         let thread =
             std::thread::Builder::new().name("upstream".to_owned()).spawn(move || worker.run(&received))?;
@@ -79,7 +79,7 @@ impl Spool {
             thread: Mutex::new(Some(thread)),
             memory,
             shown,
-            figures,
+            stats,
         };
         Ok(Spool { inner: Arc::new(inner) })
     }
@@ -120,8 +120,9 @@ impl Spool {
     /// Reports the problems of this edge. The cloud shows them in the conditions of the EGateway and the
     /// EServices.
     pub fn report_problems(&self, software: &str, told: &Problems) {
-        let status =
-            serde_json::json!({"software": software, "regrets": told.regrets, "backends": told.backends});
+        let status = serde_json::json!({
+            "software": software, "regrets": told.regrets, "backends": told.backends, "tunnel": told.tunnel,
+        });
         self.append(SpoolRecordKind::Status, status.to_string().into_bytes());
     }
 
@@ -137,8 +138,8 @@ impl Spool {
         SpoolSessionFeed { shown }
     }
 
-    pub fn figures(&self) -> SpoolStats {
-        *self.inner.figures.borrow()
+    pub fn stats(&self) -> SpoolStats {
+        *self.inner.stats.borrow()
     }
 
     /// Writes what waits in memory and ends the thread. Blocks for as long as the disk takes.

@@ -295,7 +295,7 @@ async fn a_feed_shows_each_batch_once_and_a_new_session_begins_with_what_is_not_
     spool.acknowledged(second.queue, second.last());
     spool.close();
     assert_eq!(feed.next().await, None);
-    assert_eq!(spool.figures().waiting, 0);
+    assert_eq!(spool.stats().waiting, 0);
     spool.append(SpoolRecordKind::Audit, text(3));
 
     let again = Spool::open(place.path(), SpoolLimits::default()).unwrap();

@@ -7,10 +7,11 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime};
 
 use causeway_daemon::coalesce::{Absorb, CoalesceLimits, Coalesced, Coalescer};
+use causeway_daemon::sync::MutexExt;
 
 use super::{AuditDecision, AuditRecord, AuditSink, ConnectionEnd, timestamp};
 
@@ -99,7 +100,7 @@ impl Coalescing {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_ignoring_poison()
     }
 }
 
@@ -220,6 +221,7 @@ mod tests {
             client_id: None,
             sent_bytes: 3,
             received_bytes: 0,
+            packets: None,
             duration_ms: 0,
             end: ConnectionEnd::Refused,
             count: None,

@@ -4,9 +4,10 @@
 //! gateway registers names, presences and entries.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Transport;
+use causeway_daemon::sync::MutexExt;
 
 /// Clones share the registry.
 #[derive(Clone, Default, Debug)]
@@ -59,7 +60,7 @@ impl OwnListeners {
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock_ignoring_poison()
     }
 }
 

@@ -34,7 +34,7 @@ fn a_gateway_never_dials_its_own_listeners() {
     // Own listeners are denied even when the configuration allows every address.
     let anything = rules(&["0.0.0.0/0", "::/0", "0.0.0.0", "::", "127.0.0.1:7445"], &[]);
     let check = |transport: Transport, address: &str, expected: Option<&'static str>| {
-        let found = judge(&anything, &own.registered(), &here, transport, address.parse().unwrap());
+        let found = judge(&anything, &own.registered(), here, transport, address.parse().unwrap());
         let expected = expected.map_or(Ok(()), |name| Err(Denied::OwnListener { name }));
         assert_eq!(found, expected, "{transport:?} {address}");
     };
@@ -65,7 +65,7 @@ fn a_gateway_never_dials_its_own_listeners() {
 #[test]
 fn special_addresses_only_when_allowed_and_others_unless_denied() {
     let check = |allow: &[&str], deny: &[&str], address: &str, expected: &str| {
-        let found = judge(&rules(allow, deny), &[], &here, Transport::Tcp, address.parse().unwrap());
+        let found = judge(&rules(allow, deny), &[], here, Transport::Tcp, address.parse().unwrap());
         let found = match &found {
             Ok(()) => "dialled",
             Err(Denied::Special { kind }) => kind,
@@ -231,7 +231,7 @@ proptest! {
     fn an_address_and_its_mapped_form_are_judged_alike(octets: [u8; 4], port: u16, deny: bool) {
         let ip = Ipv4Addr::from(octets);
         let rules = if deny { rules(&[], &["128.0.0.0/1"]) } else { rules(&["169.254.0.0/17"], &[]) };
-        let judge = |ip: IpAddr| judge(&rules, &[], &here, Transport::Tcp, SocketAddr::new(ip, port));
+        let judge = |ip: IpAddr| judge(&rules, &[], here, Transport::Tcp, SocketAddr::new(ip, port));
         prop_assert_eq!(judge(ip.into()), judge(ip.to_ipv6_mapped().into()));
     }
 
@@ -239,12 +239,12 @@ proptest! {
     fn denied_everywhere_is_denied_and_a_listener_of_ours_is_never_dialled(ip in any_ip(), port in 1u16..) {
         let address = SocketAddr::new(ip, port);
         let everywhere = rules(&[], &["0.0.0.0/0", "::/0"]);
-        prop_assert!(judge(&everywhere, &[], &here, Transport::Tcp, address).is_err());
+        prop_assert!(judge(&everywhere, &[], here, Transport::Tcp, address).is_err());
         let own = OwnListeners::default();
         own.keep("x", Transport::Tcp, address);
         let anything = rules(&["0.0.0.0/0", "::/0", "169.254.0.0/16", "fe80::/10"], &[]);
         prop_assert_eq!(
-            judge(&anything, &own.registered(), &here, Transport::Tcp, address),
+            judge(&anything, &own.registered(), here, Transport::Tcp, address),
             Err(Denied::OwnListener { name: "x" })
         );
     }

@@ -173,6 +173,8 @@ mod tests {
                 priority: 0,
                 relay: false,
                 prefer: Default::default(),
+                tunnel_networks: Vec::new(),
+                mappings: Vec::new(),
             });
             assert_eq!(texts(None, &view).last().map(String::as_str), Some(last));
         }

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use causeway_daemon::ACCEPT_PAUSE;
 use causeway_netmap::NetmapView;
 use hickory_proto::op::ResponseCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -36,8 +37,6 @@ const FAR_CONNECTIONS_MAX: usize = 16;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The write timeout, for a client that does not read its reply.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause after a temporary error such as too many open files.
-const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
 /// The state that all listeners share.
 pub struct DnsFrontend {
@@ -138,7 +137,7 @@ pub async fn serve_datagrams(frontend: Arc<DnsFrontend>, socket: UdpSocket, stop
                 // An ICMP error about an earlier reply, or a temporary condition.
                 Err(error) => {
                     tracing::debug!(%error, "no datagram");
-                    sleep(ERROR_PAUSE).await;
+                    sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             },
@@ -187,7 +186,7 @@ pub async fn serve_connections(frontend: Arc<DnsFrontend>, listener: TcpListener
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::debug!(%error, "no connection");
-                    sleep(ERROR_PAUSE).await;
+                    sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             },

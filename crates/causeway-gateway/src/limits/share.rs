@@ -1,8 +1,9 @@
 //! The usage of one service by one subject under one policy.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{PolicyLimits, PolicyName};
 
 use super::bucket::{BucketRate, TokenBucket};
@@ -188,7 +189,7 @@ impl SubjectShare {
     }
 
     fn lock(&self) -> MutexGuard<'_, Used> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+        self.used.lock_ignoring_poison()
     }
 }
 

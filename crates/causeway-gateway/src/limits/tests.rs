@@ -17,6 +17,7 @@ fn policy(name: &str, limits: Option<PolicyLimits>) -> NetmapEntry {
         sites: vec!["oslo".into()],
         limits,
         http: vec![],
+        ports: Vec::new(),
     })
 }
 
@@ -33,6 +34,8 @@ fn permit(limits: &[Option<PolicyLimits>]) -> Permit {
         priority: 0,
         relay: false,
         prefer: Default::default(),
+        tunnel_networks: Vec::new(),
+        mappings: Vec::new(),
     }));
     facts.push(NetmapEntry::Presence(PresenceEntry {
         service: "camera".into(),
@@ -41,7 +44,7 @@ fn permit(limits: &[Option<PolicyLimits>]) -> Permit {
         protocol: ServiceProtocol::Tcp,
         brokers: 0,
         names: vec![DnsName::new("camera")],
-        home: "berlin".into(),
+        service_site: "berlin".into(),
         policies: names.iter().map(|name| name.as_str().into()).collect(),
     }));
     let entries = facts.iter().map(NetmapEntry::encode).collect();

@@ -15,6 +15,7 @@ fn berlin() -> NetmapView {
             sites: sites.iter().map(|name| (*name).into()).collect(),
             limits: None,
             http,
+            ports: Vec::new(),
         })
     };
     let read_only =
@@ -32,6 +33,8 @@ fn berlin() -> NetmapView {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            tunnel_networks: Vec::new(),
+            mappings: Vec::new(),
         }),
         NetmapEntry::Service(ServiceEntry {
             name: "camera".into(),
@@ -118,4 +121,34 @@ fn a_client_is_known_by_its_address_also_when_it_is_written_as_ipv6() {
     }
     assert_eq!(who_at(&view, "10.0.0.10".parse().unwrap()).unwrap().server, None);
     assert_eq!(who_at(&NetmapView::default(), "10.0.0.9".parse().unwrap()), Err(PolicyRefusal::NoNetmap));
+}
+
+#[test]
+fn a_policy_with_ports_allows_nothing_at_others() {
+    let reach = |ports: &[(IpProtocol, u16, u16)], protocol: ServiceProtocol| {
+        let mut view = berlin();
+        let rules = ports.iter().map(|(protocol, first, last)| causeway_netmap::PortRule {
+            protocol: *protocol,
+            first: *first,
+            last: *last,
+        });
+        for policy in view.policies.values_mut() {
+            policy.ports = rules.clone().collect();
+        }
+        for service in view.services.values_mut() {
+            service.protocol = protocol;
+        }
+        let who = Principal { site: "oslo".into(), server: Some("shop".into()) };
+        let service = may_reach(&view, &"camera".into(), &who).is_ok();
+        let who = Principal { site: "cloud".into(), server: None };
+        (service, may_reach_node(&view, &"kubelet".into(), 10250, &who).is_ok())
+    };
+    use IpProtocol::{Icmp, Tcp, Udp};
+    assert_eq!(reach(&[], ServiceProtocol::Http), (true, true));
+    assert_eq!(reach(&[(Tcp, 80, 80)], ServiceProtocol::Http), (true, false));
+    assert_eq!(reach(&[(Tcp, 81, 90)], ServiceProtocol::Http), (false, false));
+    assert_eq!(reach(&[(Udp, 80, 80)], ServiceProtocol::Http), (false, false));
+    assert_eq!(reach(&[(Udp, 80, 80)], ServiceProtocol::Udp), (true, false));
+    assert_eq!(reach(&[(Tcp, 10000, 11000)], ServiceProtocol::Udp), (false, true));
+    assert_eq!(reach(&[(Icmp, 0, u16::MAX)], ServiceProtocol::Http), (false, false));
 }

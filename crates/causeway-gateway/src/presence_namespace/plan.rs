@@ -127,6 +127,8 @@ mod tests {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            tunnel_networks: Vec::new(),
+            mappings: Vec::new(),
         });
         let presence = |ip: &&str| {
             NetmapEntry::Presence(PresenceEntry {
@@ -136,7 +138,7 @@ mod tests {
                 protocol: ServiceProtocol::Tcp,
                 brokers: 0,
                 names: vec![],
-                home: "berlin".into(),
+                service_site: "berlin".into(),
                 policies: vec![],
             })
         };
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_room_is_wanted_only_for_presences_in_it() {
+    fn a_namespace_is_wanted_only_for_presences_in_it() {
         let check = |cidrs: &[&str], presences: &[&str], expected: &[&str]| {
             let plan = NamespacePlan::of(&view(cidrs, presences));
             let networks: Vec<String> = plan.networks().iter().map(IpNet::to_string).collect();

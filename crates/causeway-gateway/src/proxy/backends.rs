@@ -19,9 +19,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{
     BackendEndpoint, BackendHealthCheck, DnsName, NetmapView, ServiceEntry, ServiceName, ServiceProtocol,
 };
@@ -245,7 +246,7 @@ impl BackendSelector {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ServiceName, Arc<Group>>> {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+        self.groups.lock_ignoring_poison()
     }
 }
 
@@ -285,7 +286,7 @@ impl Group {
             return Some(BackendOutage { up, of, why: format!("{}: {why}", out.backend), denied: true });
         }
         let out = self.endpoints.iter().find(|endpoint| !endpoint.health().is_usable())?;
-        let why = out.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let why = out.why.lock_ignoring_poison().clone();
         Some(BackendOutage { up, of, why: format!("{}: {why}", out.backend), denied: false })
     }
 
@@ -318,11 +319,11 @@ impl Endpoint {
     }
 
     fn record_error(&self, error: &io::Error) {
-        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = error.to_string();
+        *self.why.lock_ignoring_poison() = error.to_string();
     }
 
     fn health(&self) -> MutexGuard<'_, EndpointHealth> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+        self.health.lock_ignoring_poison()
     }
 
     /// Returns the reason if none of its addresses may be dialled. None: one may, or they are not known yet.
@@ -330,7 +331,7 @@ impl Endpoint {
         let addresses = match &self.backend {
             BackendEndpoint::Address(ip, port) => vec![SocketAddr::new(*ip, *port)],
             BackendEndpoint::Host(..) => {
-                let known = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
+                let known = self.resolved.lock_ignoring_poison();
                 known.as_ref().map(|(_, addresses)| addresses.clone()).unwrap_or_default()
             }
         };
@@ -347,7 +348,7 @@ impl Endpoint {
             BackendEndpoint::Address(ip, port) => return Ok(vec![SocketAddr::new(*ip, *port)]),
             BackendEndpoint::Host(name, port) => (name, *port),
         };
-        let known = self.resolved.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.resolved.lock_ignoring_poison().clone();
         if let Some((at, addresses)) = &known
             && at.elapsed() < RESOLVE_AGAIN
         {
@@ -356,7 +357,7 @@ impl Endpoint {
         match resolve(name, port).await {
             Ok(addresses) => {
                 let found = Some((Instant::now(), addresses.clone()));
-                *self.resolved.lock().unwrap_or_else(PoisonError::into_inner) = found;
+                *self.resolved.lock_ignoring_poison() = found;
                 Ok(addresses)
             }
             Err(error) => known.map(|(_, addresses)| addresses).ok_or(error),

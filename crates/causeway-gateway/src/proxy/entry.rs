@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use causeway_daemon::ACCEPT_PAUSE;
 use causeway_netmap::{DnsNameTarget, NetmapView, NodeEntry, ServerName, ServiceName, ServiceProtocol};
 use rustix::net::RecvFlags;
 use tokio::io::{AsyncWriteExt, Interest};
@@ -114,7 +115,6 @@ pub async fn keep(
 }
 
 const BIND_PAUSE: Duration = Duration::from_secs(2);
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time limit for the ClientHello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections without a complete ClientHello, at all entries; one client has at most half.
@@ -134,7 +134,7 @@ async fn tls(proxy: Arc<Proxy>, stream: TcpStream, client: SocketAddr) {
     let Some(slot) = proxy.hellos.take(client.ip()) else {
         proxy
             .context
-            .figures
+            .metrics
             .refused(PolicyRefusal::Full { what: "incomplete TLS ClientHello messages" }.word());
         return copy::reset(stream);
     };
@@ -148,12 +148,12 @@ async fn tls(proxy: Arc<Proxy>, stream: TcpStream, client: SocketAddr) {
     let hello = match hello {
         Ok(Ok(hello)) => hello,
         Ok(Err(error)) => {
-            proxy.context.figures.refused("malformed");
+            proxy.context.metrics.refused("malformed");
             tracing::debug!(%client, %error, "client of a TLS entry sent no valid ClientHello");
             return copy::reset(stream);
         }
         Err(_) => {
-            proxy.context.figures.refused("timeout");
+            proxy.context.metrics.refused("timeout");
             return copy::reset(stream);
         }
     };
@@ -203,7 +203,7 @@ async fn peek(stream: &TcpStream, reads: &mut usize) -> io::Result<ClientHello> 
 
 /// Sends the TLS alert for an unknown name.
 async fn unrecognized(proxy: &Proxy, mut stream: TcpStream, client: SocketAddr, why: &'static str) {
-    proxy.context.figures.refused("unknown-name");
+    proxy.context.metrics.refused("unknown-name");
     tracing::debug!(%client, why, "refused a TLS client: unknown server name");
     // The ClientHello is read first: closing a socket with unread bytes sends a reset, and the alert would be
     // lost.
@@ -267,7 +267,7 @@ mod tests {
                 protocol,
                 brokers: 0,
                 names: vec![DnsName::new(service)],
-                home: "berlin".into(),
+                service_site: "berlin".into(),
                 policies: vec![],
             })
         };

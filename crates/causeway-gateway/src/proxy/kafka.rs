@@ -16,11 +16,12 @@ pub mod versions;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use causeway_channel::link::ResetCode;
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::ServiceName;
 
 pub use brokers::BrokerNames;
@@ -91,7 +92,7 @@ impl<S: ByteSource> ByteSource for Asking<'_, S> {
                 // The stream ends inside a request head: the partial head is dropped.
                 return Ok(false);
             }
-            let mut state = lock(self.state);
+            let mut state = self.state.lock_ignoring_poison();
             for chunk in self.raw.drain() {
                 if let Some(name) = self.naming.take(&chunk) {
                     let _ = self.guide.name.set(name);
@@ -147,7 +148,7 @@ impl<S: ByteSource> ByteSource for Answering<'_, S> {
 
 impl<S> Answering<'_, S> {
     fn look(&mut self) -> io::Result<()> {
-        let mut state = lock(self.state);
+        let mut state = self.state.lock_ignoring_poison();
         for chunk in self.raw.drain() {
             self.answers.take(chunk, &mut state, |piece| self.pieces.push(piece)).map_err(invalid)?;
         }
@@ -203,8 +204,4 @@ impl KafkaRewriter {
 /// Ends the connection with this error in the audit.
 fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
-}
-
-fn lock(state: &Mutex<KafkaConversation>) -> MutexGuard<'_, KafkaConversation> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }

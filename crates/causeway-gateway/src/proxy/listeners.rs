@@ -38,8 +38,8 @@ pub struct AcceptedClient {
 
 impl AcceptedClient {
     /// Moves the socket to that runtime. None: the connection has failed.
-    pub fn bring(self, home: &Handle) -> Option<AcceptedClient> {
-        let stream = causeway_channel::io_thread::bring(self.stream, home).ok()?;
+    pub fn bring(self, runtime: &Handle) -> Option<AcceptedClient> {
+        let stream = causeway_channel::io_thread::bring(self.stream, runtime).ok()?;
         Some(AcceptedClient { stream, ..self })
     }
 }
@@ -61,7 +61,7 @@ pub enum PresenceEvent {
 #[derive(Clone, Default)]
 pub struct ListenPolicy {
     /// The presence namespace. None: only the host's own addresses.
-    pub room: Option<Arc<dyn SocketBinder>>,
+    pub namespace: Option<Arc<dyn SocketBinder>>,
     /// True: listen on the host if no namespace can be created. False: do not listen in that case.
     pub host_instead: bool,
     /// Additional addresses by service; without a namespace they replace those of the presence.
@@ -105,14 +105,14 @@ impl PresenceListeners {
     pub fn start(
         netmaps: watch::Receiver<Arc<NetmapView>>,
         policy: ListenPolicy,
-        figures: GatewayMetrics,
+        metrics: GatewayMetrics,
         reporting: watch::Sender<ListenersReport>,
     ) -> PresenceListeners {
         let (arriving, arrivals) = mpsc::channel(PENDING_MAX);
         let keeper = Keeper {
             policy,
             host: HostBinder::default(),
-            figures,
+            metrics,
             arriving,
             reporting,
             bound: BTreeMap::new(),
@@ -134,7 +134,7 @@ impl PresenceListeners {
 struct Keeper {
     policy: ListenPolicy,
     host: HostBinder,
-    figures: GatewayMetrics,
+    metrics: GatewayMetrics,
     arriving: mpsc::Sender<PresenceEvent>,
     reporting: watch::Sender<ListenersReport>,
     bound: BTreeMap<ListenSocket, Bound>,
@@ -161,26 +161,26 @@ impl Bound {
 
 impl Keeper {
     async fn run(mut self, mut netmaps: watch::Receiver<Arc<NetmapView>>) {
-        let mut room = self.policy.room.as_ref().map(|room| room.state());
+        let mut namespace = self.policy.namespace.as_ref().map(|namespace| namespace.state());
         loop {
             let view = netmaps.borrow_and_update().clone();
-            let state = room.as_mut().map(|room| room.borrow_and_update().clone());
+            let state = namespace.as_mut().map(|namespace| namespace.borrow_and_update().clone());
             let is_well = self.follow(&view, state).await;
             tokio::select! {
                 biased;
                 () = self.arriving.closed() => return,
                 changed = netmaps.changed() => if changed.is_err() { return },
-                () = changed(room.as_mut()) => {}
+                () = changed(namespace.as_mut()) => {}
                 () = tokio::time::sleep(RETRY), if !is_well => {}
             }
         }
     }
 
     /// Binds the wanted sockets that are not bound. Idempotent. Returns whether all wanted sockets are bound.
-    async fn follow(&mut self, view: &NetmapView, room: Option<BinderState>) -> bool {
-        let place = match &room {
+    async fn follow(&mut self, view: &NetmapView, namespace: Option<BinderState>) -> bool {
+        let place = match &namespace {
             Some(BinderState::Impossible { .. }) if self.policy.host_instead => ListenScope::Host,
-            Some(_) => ListenScope::Room,
+            Some(_) => ListenScope::Namespace,
             None => ListenScope::Host,
         };
         let wanted = wanted(view, place, &self.policy.ports);
@@ -189,7 +189,7 @@ impl Keeper {
             bound.close().await;
         }
         let mut report = ListenersReport { place: place.word(), ..ListenersReport::default() };
-        report.take(room.as_ref());
+        report.take(namespace.as_ref());
         for (key, owner) in &wanted {
             if self.bound.contains_key(key) {
                 continue;
@@ -206,15 +206,15 @@ impl Keeper {
             }
         }
         report.listening = self.bound.len();
-        self.figures.unbound.set((wanted.len() - self.bound.len()) as i64);
+        self.metrics.unbound.set((wanted.len() - self.bound.len()) as i64);
         let is_well = report.listening == wanted.len();
         self.publish(report);
         is_well
     }
 
     async fn bind(&self, key: &ListenSocket, owner: &ListenerOwner) -> Result<Bound, BinderError> {
-        let binder: &dyn SocketBinder = match (key.scope, &self.policy.room) {
-            (ListenScope::Room, Some(room)) => room.as_ref(),
+        let binder: &dyn SocketBinder = match (key.scope, &self.policy.namespace) {
+            (ListenScope::Namespace, Some(namespace)) => namespace.as_ref(),
             _ => &self.host,
         };
         let address = key.address;
@@ -225,8 +225,8 @@ impl Keeper {
                 let listener = TcpListener::from_std(binder.listen(address).await?);
                 let listener = listener.map_err(|source| BinderError::of(address, source))?;
                 let bound = bound_at(listener.local_addr());
-                let (arriving, figures) = (self.arriving.clone(), self.figures.clone());
-                let accepting = accept::run(listener, owner.clone(), arriving, figures, closed.clone());
+                let (arriving, metrics) = (self.arriving.clone(), self.metrics.clone());
+                let accepting = accept::run(listener, owner.clone(), arriving, metrics, closed.clone());
                 (Some(tokio::spawn(accepting)), bound)
             }
             ListenTransport::Udp => {
@@ -266,8 +266,8 @@ impl Keeper {
 }
 
 impl ListenersReport {
-    fn take(&mut self, room: Option<&BinderState>) {
-        match room {
+    fn take(&mut self, namespace: Option<&BinderState>) {
+        match namespace {
             None | Some(BinderState::Closed) => {}
             Some(BinderState::Open { troubles, hints, .. }) => {
                 self.troubles
@@ -291,9 +291,9 @@ impl ListenersReport {
     }
 }
 
-async fn changed(room: Option<&mut watch::Receiver<BinderState>>) {
-    if let Some(room) = room
-        && room.changed().await.is_ok()
+async fn changed(namespace: Option<&mut watch::Receiver<BinderState>>) {
+    if let Some(namespace) = namespace
+        && namespace.changed().await.is_ok()
     {
         return;
     }

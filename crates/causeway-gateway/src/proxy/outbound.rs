@@ -61,7 +61,7 @@ async fn tcp(proxy: Arc<Proxy>, accepted: AcceptedClient, protocol: ServiceProto
     let Some(presence) = admitted.view.presences.get(&service) else { return reset(stream) };
     // Without broker addresses in responses, the address of the service is not needed.
     let seen = (presence.brokers > 0).then(|| seen_at(&stream, broker)).flatten();
-    if let Some(here) = at_home(&admitted, presence) {
+    if let Some(here) = local_service(&admitted, presence) {
         let index = broker.map(usize::from);
         let dialled = match admitted.entry.until_cut(pin!(dial(&proxy, here, Some(client), index))).await {
             Ok(dialled) => dialled,
@@ -83,9 +83,9 @@ async fn tcp(proxy: Arc<Proxy>, accepted: AcceptedClient, protocol: ServiceProto
     };
     match open_for_service(&proxy, &admitted, presence, crossing).await {
         Ok(ClientStream { stream: far, slot: _slot }) => {
-            let home = presence.home.clone();
+            let service_site = presence.service_site.clone();
             let entry = admitted.into_entry();
-            carry(&proxy, record, &entry, stream, far, &home).await;
+            carry(&proxy, record, &entry, stream, far, &service_site).await;
         }
         Err(refusal) => refuse(record, &refusal, stream),
     }
@@ -100,12 +100,12 @@ fn seen_at(stream: &TcpStream, broker: Option<u16>) -> Option<SocketAddr> {
 }
 
 /// Returns the service if it runs at this site: then no stream is needed.
-pub(crate) fn at_home<'a>(
+pub(crate) fn local_service<'a>(
     admitted: &'a AdmittedAccess,
     presence: &PresenceEntry,
 ) -> Option<&'a ServiceEntry> {
-    let home = (presence.home == admitted.who.site).then_some(&presence.service)?;
-    admitted.view.services.get(home)
+    let service_site = (presence.service_site == admitted.who.site).then_some(&presence.service)?;
+    admitted.view.services.get(service_site)
 }
 
 /// Carries a connection over a stream until one of them ends.
@@ -115,10 +115,10 @@ async fn carry(
     entry: &LiveConnection,
     stream: TcpStream,
     far: Stream,
-    home: &SiteName,
+    service_site: &SiteName,
 ) {
     let mut socket = SplitSocket::new(stream);
-    let mut far = stream_side(far, || proxy.context.peers.suspect(home));
+    let mut far = stream_side(far, || proxy.context.peers.suspect(service_site));
     let mut near = socket.side();
     let meter = record.meter().clone();
     let ended = entry.until_cut(pin!(cross(&mut near, &mut far, &meter, proxy.options.idle_timeout))).await;

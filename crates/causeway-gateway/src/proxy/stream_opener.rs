@@ -5,9 +5,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use causeway_channel::link::{Stream, StreamHeader};
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{PresenceEntry, SiteName};
 
 use super::Proxy;
@@ -51,9 +52,9 @@ pub(crate) async fn open_for_service(
     crossing: CrossingHeader,
 ) -> Result<ClientStream, PolicyRefusal> {
     let client = crossing.client().map(|client| client.ip());
-    let slot = client.map(|client| proxy.take_stream(&presence.home, client)).transpose()?;
-    let header = crossing.to_service(&presence.service, &presence.home, &admitted.who);
-    let stream = open_stream(proxy, &presence.home, header).await?;
+    let slot = client.map(|client| proxy.take_stream(&presence.service_site, client)).transpose()?;
+    let header = crossing.to_service(&presence.service, &presence.service_site, &admitted.who);
+    let stream = open_stream(proxy, &presence.service_site, header).await?;
     Ok(ClientStream { stream, slot })
 }
 
@@ -70,7 +71,7 @@ impl StreamShares {
     }
 
     fn take(&self, link: SiteName, client: IpAddr) -> Option<ClientSlot> {
-        let mut by_link = self.by_link.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_link = self.by_link.lock_ignoring_poison();
         by_link.entry(link).or_insert_with(|| ClientSlots::per_client(self.client_max)).take(client)
     }
 }

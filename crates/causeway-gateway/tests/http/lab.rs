@@ -72,7 +72,7 @@ impl Plan {
             protocol: self.protocol,
             brokers: 0,
             names: vec![DnsName::new("web.example")],
-            home: "berlin".into(),
+            service_site: "berlin".into(),
             policies: vec!["p".into()],
         };
         let facts = [gateway("oslo"), NetmapEntry::Presence(presence)];
@@ -104,6 +104,7 @@ impl Plan {
             sites,
             limits: self.limits,
             http: self.rules.clone(),
+            ports: Vec::new(),
         })
     }
 }
@@ -117,6 +118,8 @@ fn gateway(site: &str) -> NetmapEntry {
         priority: 0,
         relay: false,
         prefer: Default::default(),
+        tunnel_networks: Vec::new(),
+        mappings: Vec::new(),
     })
 }
 

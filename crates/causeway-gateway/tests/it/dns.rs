@@ -35,6 +35,8 @@ fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<NetmapView> {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            tunnel_networks: Vec::new(),
+            mappings: Vec::new(),
         }),
         NetmapEntry::Presence(PresenceEntry {
             service: "camera".into(),
@@ -43,7 +45,7 @@ fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<NetmapView> {
             protocol: ServiceProtocol::Tcp,
             brokers: 0,
             names: vec![DnsName::new("camera.berlin.causeway.internal")],
-            home: "berlin".into(),
+            service_site: "berlin".into(),
             policies: vec!["guests".into()],
         }),
         NetmapEntry::Policy(PolicyEntry {
@@ -52,6 +54,7 @@ fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<NetmapView> {
             sites: vec!["oslo".into()],
             limits: None,
             http: vec![],
+            ports: Vec::new(),
         }),
     ];
     let entries = facts.iter().map(NetmapEntry::encode).collect();

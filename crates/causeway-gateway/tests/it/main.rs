@@ -4,4 +4,5 @@
 
 mod dns;
 mod links;
+mod packets;
 mod udp;

@@ -42,6 +42,8 @@ fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) ->
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            tunnel_networks: Vec::new(),
+            mappings: Vec::new(),
         }),
         NetmapEntry::Policy(PolicyEntry {
             name: "guests".into(),
@@ -49,6 +51,7 @@ fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) ->
             sites: allowed.iter().map(|site| (*site).into()).collect(),
             limits: None,
             http: vec![],
+            ports: Vec::new(),
         }),
     ];
     if site == "berlin" {
@@ -74,7 +77,7 @@ fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) ->
             protocol: ServiceProtocol::Udp,
             brokers: 0,
             names: vec![],
-            home: "berlin".into(),
+            service_site: "berlin".into(),
             policies: vec!["guests".into()],
         }));
     }
@@ -302,9 +305,9 @@ async fn a_thousand_clients(transport: Transport) {
         // session.
         Transport::Quic => {
             assert!(there.0 >= 1000 && back.0 >= 2000, "{there:?} {back:?}");
-            let figures = lab.near.figures();
-            assert_eq!(figures.datagrams_sent, there.0);
-            assert!(figures.datagrams_received >= 2000, "{figures:?}");
+            let stats = lab.near.stats();
+            assert_eq!(stats.datagrams_sent, there.0);
+            assert!(stats.datagrams_received >= 2000, "{stats:?}");
         }
         Transport::Tcp => assert_eq!((there.0, back.0), (0, 0)),
     }
@@ -330,8 +333,8 @@ fn dropped_by_the_kernel(address: SocketAddr) -> u64 {
 
 /// The datagrams that a gateway has sent to the other: outside streams, and on them.
 fn carried(site: &Site) -> (u64, u64) {
-    let figures = &site.gateway.context().figures;
-    (figures.datagrams_beside.get(), figures.datagrams_on_streams.get())
+    let stats = &site.gateway.context().metrics;
+    (stats.datagrams_beside.get(), stats.datagrams_on_streams.get())
 }
 
 #[tokio::test]

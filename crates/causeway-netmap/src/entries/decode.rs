@@ -9,8 +9,9 @@ use prost::Message;
 
 use super::*;
 use crate::wire::{
-    BackendMessage, BackendTlsMessage, ExposureMessage, GatewayMessage, HealthCheckMessage, NodeMessage,
-    PolicyMessage, PresenceMessage, ServiceMessage, SiteMessage, SubjectMessage,
+    BackendMessage, BackendTlsMessage, CommunityMessage, ExposureMessage, GatewayMessage, HealthCheckMessage,
+    MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage, PresenceMessage, ServiceMessage,
+    SiteMessage, SubjectMessage, TunnelPeerMessage,
 };
 
 type Found<T> = Result<T, &'static str>;
@@ -27,6 +28,10 @@ pub fn decode(key: &EntryKey, value: &Bytes) -> Result<Option<NetmapEntry>, Netm
         kind::POLICY => message(value).map(|message| NetmapEntry::Policy(policy(name, message))),
         kind::SUBJECT => message(value).and_then(|message| subject(name, message)).map(NetmapEntry::Subject),
         kind::NODE => message(value).and_then(|message| node(name, message)).map(NetmapEntry::Node),
+        kind::TUNNEL_PEER => {
+            message(value).and_then(|message| tunnel_peer(name, message)).map(NetmapEntry::TunnelPeer)
+        }
+        kind::COMMUNITY => message(value).map(|message| NetmapEntry::Community(community(name, message))),
         _ => return Ok(None),
     };
     fact.map(Some).map_err(|why| NetmapEntryError { key: key.clone(), why })
@@ -49,6 +54,8 @@ fn gateway(message: GatewayMessage) -> Found<GatewayEntry> {
             2 => CarriagePreference::Survival,
             _ => CarriagePreference::Auto,
         },
+        tunnel_networks: networks(&message.tunnel_networks)?,
+        mappings: message.mappings.iter().map(mapping).collect::<Found<_>>()?,
     })
 }
 
@@ -66,7 +73,7 @@ fn presence(service: &str, message: PresenceMessage) -> Found<PresenceEntry> {
         protocol: protocol(message.protocol)?,
         brokers: u16::try_from(message.brokers).map_err(|_| "more brokers than there are ports")?,
         names: dns_names(&message.names),
-        home: message.home.into(),
+        service_site: message.service_site.into(),
         policies: names(message.policies),
     })
 }
@@ -117,7 +124,9 @@ fn backend_tls(message: BackendTlsMessage) -> Found<BackendTlsSettings> {
 }
 
 fn policy(name: &str, message: PolicyMessage) -> PolicyEntry {
-    let is_understood = message.requires.is_empty();
+    let ports: Option<Vec<PortRule>> = message.ports.iter().map(port_rule).collect();
+    let is_understood =
+        ports.is_some() && message.requires.iter().all(|feature| feature.as_str() == PORTS_FEATURE);
     let limits = message.limits.map(|limits| PolicyLimits {
         connections_per_second: limits.connections_per_second,
         connections: limits.connections,
@@ -133,6 +142,58 @@ fn policy(name: &str, message: PolicyMessage) -> PolicyEntry {
         sites: if is_understood { names(message.sites) } else { Vec::new() },
         limits,
         http: rules.collect(),
+        ports: ports.unwrap_or_default(),
+    }
+}
+
+/// None: a rule of a later version. The policy then allows no client.
+fn port_rule(message: &PortRuleMessage) -> Option<PortRule> {
+    let protocol = match message.protocol {
+        1 => IpProtocol::Tcp,
+        2 => IpProtocol::Udp,
+        3 => IpProtocol::Icmp,
+        _ => return None,
+    };
+    Some(PortRule {
+        protocol,
+        first: u16::try_from(message.first).ok()?,
+        last: u16::try_from(message.last).ok()?,
+    })
+}
+
+fn mapping(message: &MappingMessage) -> Found<PrefixMapping> {
+    let network = |text: &str| text.parse::<IpNet>().map_err(|_| "a network that cannot be read");
+    let (subnet, seen_as) = (network(&message.subnet)?, network(&message.seen_as)?);
+    let is_alike =
+        subnet.prefix_len() == seen_as.prefix_len() && subnet.max_prefix_len() == seen_as.max_prefix_len();
+    is_alike.then_some(PrefixMapping { subnet, seen_as }).ok_or("a mapping of networks of different sizes")
+}
+
+fn tunnel_peer(gateway: &str, message: TunnelPeerMessage) -> Found<TunnelPeerEntry> {
+    Ok(TunnelPeerEntry {
+        gateway: gateway.into(),
+        site: message.site.into(),
+        public_key: <[u8; 32]>::try_from(message.public_key.as_slice())
+            .map(TunnelKey)
+            .map_err(|_| "a tunnel key does not have 32 bytes")?,
+        cipher: match message.cipher {
+            1 => TunnelCipher::ChaCha20Poly1305,
+            2 => TunnelCipher::Aes256Gcm,
+            _ => return Err("a cipher that is not known here"),
+        },
+        endpoints: message.endpoints,
+        networks: networks(&message.networks)?,
+        plain_wireguard: message.plain_wireguard,
+        relay: message.relay,
+    })
+}
+
+fn community(name: &str, message: CommunityMessage) -> CommunityEntry {
+    let policies = names(message.policies);
+    CommunityEntry {
+        name: name.into(),
+        members: names(message.members),
+        policies: (message.is_narrowed || !policies.is_empty()).then_some(policies),
     }
 }
 

@@ -9,8 +9,9 @@ use prost::Message;
 
 use super::*;
 use crate::wire::{
-    BackendMessage, BackendTlsMessage, ExposureMessage, GatewayMessage, HealthCheckMessage, HttpRuleMessage,
-    LimitsMessage, NodeMessage, PolicyMessage, PresenceMessage, ServiceMessage, SiteMessage, SubjectMessage,
+    BackendMessage, BackendTlsMessage, CommunityMessage, ExposureMessage, GatewayMessage, HealthCheckMessage,
+    HttpRuleMessage, LimitsMessage, MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage,
+    PresenceMessage, ServiceMessage, SiteMessage, SubjectMessage, TunnelPeerMessage,
 };
 
 pub fn encode(fact: &NetmapEntry) -> (EntryKey, Bytes) {
@@ -37,6 +38,17 @@ pub fn encode(fact: &NetmapEntry) -> (EntryKey, Bytes) {
             (NetmapEntry::subject_key(subject.server.as_str()), bytes(&message))
         }
         NetmapEntry::Node(node) => (NetmapEntry::node_key(node.server.as_str()), bytes(&node_message(node))),
+        NetmapEntry::TunnelPeer(peer) => {
+            (EntryKey::of(kind::TUNNEL_PEER, peer.gateway.as_str()), bytes(&tunnel_peer_message(peer)))
+        }
+        NetmapEntry::Community(community) => (
+            EntryKey::of(kind::COMMUNITY, community.name.as_str()),
+            bytes(&CommunityMessage {
+                members: texts(&community.members),
+                policies: texts(community.policies.as_deref().unwrap_or_default()),
+                is_narrowed: community.policies.is_some(),
+            }),
+        ),
     }
 }
 
@@ -57,6 +69,8 @@ fn gateway_message(gateway: &GatewayEntry) -> GatewayMessage {
             CarriagePreference::Speed => 1,
             CarriagePreference::Survival => 2,
         },
+        tunnel_networks: texts(&gateway.tunnel_networks),
+        mappings: gateway.mappings.iter().map(mapping_message).collect(),
     }
 }
 
@@ -67,7 +81,7 @@ fn presence_message(presence: &PresenceEntry) -> PresenceMessage {
         protocol: protocol_number(presence.protocol),
         brokers: presence.brokers.into(),
         names: texts(&presence.names),
-        home: presence.home.to_string(),
+        service_site: presence.service_site.to_string(),
         policies: texts(&presence.policies),
     }
 }
@@ -128,7 +142,39 @@ fn policy_message(policy: &PolicyEntry) -> PolicyMessage {
             requests_per_second: limits.requests_per_second,
         }),
         http: policy.http.iter().map(rule).collect(),
-        requires: Vec::new(),
+        requires: if policy.ports.is_empty() { Vec::new() } else { vec![PORTS_FEATURE.into()] },
+        ports: policy.ports.iter().map(port_rule_message).collect(),
+    }
+}
+
+fn port_rule_message(rule: &PortRule) -> PortRuleMessage {
+    PortRuleMessage {
+        protocol: match rule.protocol {
+            IpProtocol::Tcp => 1,
+            IpProtocol::Udp => 2,
+            IpProtocol::Icmp => 3,
+        },
+        first: rule.first.into(),
+        last: rule.last.into(),
+    }
+}
+
+fn mapping_message(mapping: &PrefixMapping) -> MappingMessage {
+    MappingMessage { subnet: mapping.subnet.to_string(), seen_as: mapping.seen_as.to_string() }
+}
+
+fn tunnel_peer_message(peer: &TunnelPeerEntry) -> TunnelPeerMessage {
+    TunnelPeerMessage {
+        site: peer.site.to_string(),
+        public_key: peer.public_key.0.to_vec(),
+        cipher: match peer.cipher {
+            TunnelCipher::ChaCha20Poly1305 => 1,
+            TunnelCipher::Aes256Gcm => 2,
+        },
+        endpoints: peer.endpoints.clone(),
+        networks: texts(&peer.networks),
+        plain_wireguard: peer.plain_wireguard,
+        relay: peer.relay,
     }
 }
 

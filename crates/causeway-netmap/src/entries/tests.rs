@@ -3,7 +3,7 @@
 use prost::Message;
 
 use super::*;
-use crate::wire::{PolicyMessage, PresenceMessage};
+use crate::wire::{MappingMessage, PolicyMessage, PortRuleMessage, PresenceMessage, TunnelPeerMessage};
 
 fn facts() -> Vec<NetmapEntry> {
     let (ip4, ip6) = ("10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap());
@@ -16,6 +16,8 @@ fn facts() -> Vec<NetmapEntry> {
             priority: -3,
             relay: true,
             prefer: CarriagePreference::Survival,
+            tunnel_networks: vec!["10.0.0.0/24".parse().unwrap()],
+            mappings: vec![mapping()],
         }),
         NetmapEntry::Site(SiteEntry {
             name: "oslo".into(),
@@ -30,7 +32,7 @@ fn facts() -> Vec<NetmapEntry> {
             protocol: ServiceProtocol::Http,
             brokers: 3,
             names: vec![DnsName::new("Camera.Berlin.causeway.internal.")],
-            home: "berlin".into(),
+            service_site: "berlin".into(),
             policies: vec!["p".into()],
         }),
         NetmapEntry::Service(ServiceEntry {
@@ -68,6 +70,7 @@ fn facts() -> Vec<NetmapEntry> {
                 ..PolicyLimits::default()
             }),
             http: vec![PolicyHttpRule { methods: vec!["GET".into()], paths: vec!["/public/*".into()] }],
+            ports: vec![PortRule { protocol: IpProtocol::Udp, first: 5000, last: 5100 }],
         }),
         NetmapEntry::Subject(SubjectEntry { server: "Server1".into(), site: "oslo".into(), ip: None }),
         NetmapEntry::Node(NodeEntry {
@@ -78,7 +81,29 @@ fn facts() -> Vec<NetmapEntry> {
             names: vec![DnsName::new("node-1")],
             policies: vec!["p".into()],
         }),
+        NetmapEntry::TunnelPeer(TunnelPeerEntry {
+            gateway: "rome-1".into(),
+            site: "rome".into(),
+            public_key: TunnelKey([7; 32]),
+            cipher: TunnelCipher::Aes256Gcm,
+            endpoints: vec!["203.0.113.1:7446".into()],
+            networks: vec!["10.2.0.0/24".parse().unwrap()],
+            plain_wireguard: true,
+            relay: true,
+        }),
+        community(None),
+        community(Some(vec!["p".into()])),
+        community(Some(Vec::new())),
     ]
+}
+
+fn mapping() -> PrefixMapping {
+    PrefixMapping { subnet: "10.0.0.0/24".parse().unwrap(), seen_as: "100.64.7.0/24".parse().unwrap() }
+}
+
+fn community(policies: Option<Vec<PolicyName>>) -> NetmapEntry {
+    let members = vec!["oslo".into(), "rome".into()];
+    NetmapEntry::Community(CommunityEntry { name: "north".into(), members, policies })
 }
 
 #[test]
@@ -114,7 +139,15 @@ fn a_policy_that_asks_for_more_than_we_know_allows_nobody() {
         other => panic!("{other:?}"),
     };
     assert!(allows(&message));
-    message.requires = vec!["only-on-weekdays".into()];
+    message.requires = vec!["ports".into()];
+    message.ports = vec![PortRuleMessage { protocol: 1, first: 1, last: 2 }];
+    assert!(allows(&message));
+    message.ports = vec![PortRuleMessage { protocol: 9, first: 1, last: 2 }];
+    assert!(!allows(&message), "a protocol of a later version");
+    message.ports = vec![PortRuleMessage { protocol: 1, first: 1, last: 70_000 }];
+    assert!(!allows(&message), "a port that does not exist");
+    message.ports.clear();
+    message.requires.push("only-on-weekdays".into());
     assert!(!allows(&message));
 }
 
@@ -127,4 +160,65 @@ fn a_service_is_exposed_where_it_is_said() {
     };
     let policies = |site: &str| service.policies_for(&site.into()).map(|policies| policies.len());
     assert_eq!((policies("oslo"), policies("berlin")), (Some(2), None));
+}
+
+#[test]
+fn a_policy_with_ports_tells_an_older_gateway_to_let_nobody_in() {
+    let Some(policy) = facts().into_iter().find(|fact| matches!(fact, NetmapEntry::Policy(_))) else {
+        panic!("there is one");
+    };
+    let message = PolicyMessage::decode(policy.encode().1).unwrap();
+    assert_eq!(message.requires, ["ports"]);
+}
+
+#[test]
+fn a_tunnel_peer_of_a_later_version_is_not_guessed_at() {
+    let why = |message: TunnelPeerMessage| {
+        let read = NetmapEntry::decode(&EntryKey::new("tunnelpeer/a"), &message.encode_to_vec().into());
+        read.unwrap_err().why
+    };
+    let sound = TunnelPeerMessage { public_key: vec![1; 32], cipher: 1, ..TunnelPeerMessage::default() };
+    assert_eq!(why(TunnelPeerMessage { cipher: 3, ..sound.clone() }), "a cipher that is not known here");
+    assert_eq!(
+        why(TunnelPeerMessage { public_key: vec![1; 31], ..sound }),
+        "a tunnel key does not have 32 bytes"
+    );
+}
+
+#[test]
+fn a_mapping_keeps_the_size_of_a_network() {
+    for (subnet, seen_as) in [("10.0.0.0/24", "10.1.0.0/23"), ("10.0.0.0/24", "fd00::/24")] {
+        let mapping = MappingMessage { subnet: subnet.into(), seen_as: seen_as.into() };
+        let message = crate::wire::GatewayMessage { mappings: vec![mapping], ..Default::default() };
+        let read = NetmapEntry::decode(&EntryKey::new("gateway"), &message.encode_to_vec().into());
+        assert_eq!(read.unwrap_err().why, "a mapping of networks of different sizes");
+    }
+}
+
+#[test]
+fn a_policy_is_about_the_ports_it_names() {
+    let rule = |protocol, first, last| PortRule { protocol, first, last };
+    let policy = |ports: &[PortRule]| PolicyEntry {
+        name: "p".into(),
+        servers: Vec::new(),
+        sites: Vec::new(),
+        limits: None,
+        http: Vec::new(),
+        ports: ports.to_vec(),
+    };
+    let narrow = policy(&[rule(IpProtocol::Tcp, 443, 443), rule(IpProtocol::Udp, 5000, 5100)]);
+    let rows = [
+        (IpProtocol::Tcp, 443, true),
+        (IpProtocol::Tcp, 444, false),
+        (IpProtocol::Udp, 443, false),
+        (IpProtocol::Udp, 5000, true),
+        (IpProtocol::Udp, 5100, true),
+        (IpProtocol::Udp, 5101, false),
+        (IpProtocol::Icmp, 0, false),
+    ];
+    for (protocol, port, covered) in rows {
+        assert_eq!(narrow.covers_port(protocol, port), covered, "{protocol:?} {port}");
+        assert!(policy(&[]).covers_port(protocol, port));
+    }
+    assert!(policy(&[rule(IpProtocol::Icmp, 0, u16::MAX)]).covers_port(IpProtocol::Icmp, 0));
 }

@@ -8,9 +8,10 @@
 use bytes::Bytes;
 use causeway_netmap::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
-    DnsName, EntryKey, ExposureEntry, GatewayEntry, Generation, Netmap, NetmapEntry, NetmapUpdateData,
-    NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PresenceEntry, PresenceIp, ServiceEntry,
-    ServiceProtocol, SiteEntry, SubjectEntry,
+    CommunityEntry, DnsName, EntryKey, ExposureEntry, GatewayEntry, Generation, IpProtocol, Netmap,
+    NetmapEntry, NetmapUpdateData, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule,
+    PrefixMapping, PresenceEntry, PresenceIp, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry,
+    TunnelCipher, TunnelKey, TunnelPeerEntry,
 };
 
 const FIXTURE: &str = include_str!("fixtures/netmap.hex");
@@ -47,6 +48,8 @@ fn entries() -> Vec<NetmapEntry> {
             priority: -3,
             relay: true,
             prefer: Default::default(),
+            tunnel_networks: Vec::new(),
+            mappings: Vec::new(),
         }),
         NetmapEntry::Node(NodeEntry {
             server: "node-1".into(),
@@ -68,6 +71,7 @@ fn entries() -> Vec<NetmapEntry> {
                 requests_per_second: Some(5),
             }),
             http: vec![PolicyHttpRule { methods: vec!["GET".into()], paths: vec!["/public/*".into()] }],
+            ports: Vec::new(),
         }),
         NetmapEntry::Presence(PresenceEntry {
             service: "camera".into(),
@@ -76,7 +80,7 @@ fn entries() -> Vec<NetmapEntry> {
             protocol: ServiceProtocol::Kafka,
             brokers: 3,
             names: vec![DnsName::new("camera.berlin.causeway.internal")],
-            home: "berlin".into(),
+            service_site: "berlin".into(),
             policies: vec!["p".into()],
         }),
         NetmapEntry::Service(ServiceEntry {
@@ -111,6 +115,59 @@ fn entries() -> Vec<NetmapEntry> {
         }),
         NetmapEntry::Subject(SubjectEntry { server: "server1".into(), site: "oslo".into(), ip: Some(ip4) }),
     ]
+}
+
+/// Entries of layer 3. Their lines in the fixture are apart, so that those above stay as they were.
+fn tunnel_entries() -> Vec<(&'static str, NetmapEntry)> {
+    let mut base = entries();
+    let (Some(NetmapEntry::Gateway(mut gateway)), Some(NetmapEntry::Policy(mut policy))) =
+        (base.first().cloned(), base.drain(..).nth(2))
+    else {
+        panic!("the first entry is the gateway, the third the policy");
+    };
+    gateway.tunnel_networks = vec!["10.0.0.0/24".parse().unwrap()];
+    gateway.mappings = vec![PrefixMapping {
+        subnet: "10.0.0.0/24".parse().unwrap(),
+        seen_as: "100.64.7.0/24".parse().unwrap(),
+    }];
+    policy.ports = vec![
+        PortRule { protocol: IpProtocol::Tcp, first: 443, last: 443 },
+        PortRule { protocol: IpProtocol::Udp, first: 5000, last: 5100 },
+        PortRule { protocol: IpProtocol::Icmp, first: 0, last: u16::MAX },
+    ];
+    let community = |policies| {
+        let members = vec!["oslo".into(), "rome".into()];
+        NetmapEntry::Community(CommunityEntry { name: "north".into(), members, policies })
+    };
+    let peer = TunnelPeerEntry {
+        gateway: "rome-1".into(),
+        site: "rome".into(),
+        public_key: TunnelKey([7; 32]),
+        cipher: TunnelCipher::Aes256Gcm,
+        endpoints: vec!["203.0.113.1:7446".into(), "cloud.example:7446".into()],
+        networks: vec!["10.2.0.0/24".parse().unwrap()],
+        plain_wireguard: true,
+        relay: true,
+    };
+    vec![
+        ("gateway with networks", NetmapEntry::Gateway(gateway)),
+        ("policy with ports", NetmapEntry::Policy(policy)),
+        ("community without policies", community(None)),
+        ("community with policies", community(Some(vec!["p".into()]))),
+        ("community with no policy", community(Some(Vec::new()))),
+        ("tunnel peer", NetmapEntry::TunnelPeer(peer)),
+    ]
+}
+
+#[test]
+fn entries_of_layer_3_have_the_bytes_that_gateways_know() {
+    let mut found = Vec::new();
+    for (name, entry) in tunnel_entries() {
+        let (key, value) = entry.encode();
+        assert_eq!(NetmapEntry::decode(&key, &value), Ok(Some(entry)));
+        found.push((format!("{name} ({})", key.as_str()), value.to_vec()));
+    }
+    check(&found);
 }
 
 fn netmap(revision: u64, entries: &[NetmapEntry]) -> Netmap {

@@ -4,13 +4,14 @@
 //! busy, the caller waits.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rusqlite::Connection;
 use tokio::sync::Semaphore;
 
 use super::{blocking, schema, translate};
 use crate::StoreError;
+use crate::sync::MutexExt;
 
 /// Two suffice on small machines; four keep a long list from delaying short reads.
 const CONNECTIONS: u32 = 4;
@@ -53,7 +54,7 @@ impl Readers {
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock_ignoring_poison()
     }
 }
 

@@ -5,9 +5,10 @@
 //! is counted again.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::Revision;
+use crate::sync::MutexExt;
 
 /// Lists that are paged through at the same time. Each costs two names.
 const PLACES_MAX: usize = 64;
@@ -27,7 +28,7 @@ struct Place {
 impl Remaining {
     /// Returns the number of records after `after` at a revision, if a recent page ended there.
     pub fn behind(&self, prefix: &str, after: &str, at: Revision) -> Option<u64> {
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.lock_ignoring_poison();
         let found = places
             .iter()
             .rev()
@@ -37,7 +38,7 @@ impl Remaining {
 
     /// Stores that a page ended at `after` with `remaining` records after it.
     pub fn note(&self, prefix: &str, after: &str, at: Revision, remaining: u64) {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock_ignoring_poison();
         if places.len() >= PLACES_MAX {
             places.pop_front();
         }

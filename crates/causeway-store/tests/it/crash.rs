@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use causeway_store::{ListRange, Revision, Store, StoreError, StoreSpec, WatchSignal};
 use testlab::etcd::Cluster;
+use testlab::random::SeededRandom;
 
-use crate::lab::{Lab, Random, rounds, value};
+use crate::lab::{Lab, rounds, value};
 
 const WRITERS: usize = 8;
 /// Keys of each writer.
@@ -26,7 +27,7 @@ async fn sqlite_keeps_what_it_acknowledged_through_kill_9() {
     let lab = Lab::sqlite();
     let StoreSpec::Sqlite { path } = &lab.spec else { unreachable!("a lab of files") };
     let mut story = Story::new(lab.spec.clone());
-    let mut random = Random::seeded("sqlite crash");
+    let mut random = SeededRandom::for_test("sqlite crash");
     for round in 0..rounds() {
         let mut writers = Writers::start(&story);
         writers.wait_until_writing();
@@ -44,7 +45,7 @@ async fn sqlite_keeps_what_it_acknowledged_through_kill_9() {
 async fn etcd_keeps_what_it_acknowledged_through_kill_9_of_writer_and_member() {
     let mut cluster = Cluster::start(3).unwrap();
     let mut story = Story::new(Lab::etcd(&cluster, "crash").spec);
-    let mut random = Random::seeded("etcd crash");
+    let mut random = SeededRandom::for_test("etcd crash");
     for round in 0..rounds() {
         let mut writers = Writers::start(&story);
         writers.wait_until_writing();

@@ -84,28 +84,3 @@ pub async fn events_upto(
 pub fn rounds() -> u64 {
     if std::env::var("CAUSEWAY_SOAK").is_ok_and(|soak| soak == "1") { 50 } else { 5 }
 }
-
-/// Random moments from a seed that is printed; `CAUSEWAY_SEED` repeats them.
-pub struct Random(u64);
-
-impl Random {
-    pub fn seeded(name: &str) -> Random {
-        let now =
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-        let seed = std::env::var("CAUSEWAY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(now | 1);
-        println!("{name}: CAUSEWAY_SEED={seed}");
-        Random(seed)
-    }
-
-    /// xorshift64*: good enough to choose moments.
-    pub fn number(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    pub fn within(&mut self, most: Duration) -> Duration {
-        Duration::from_micros(self.number() % (most.as_micros() as u64 + 1))
-    }
-}

@@ -234,8 +234,8 @@ fn row(record: &Value) -> [String; COLUMNS.len()] {
         text("decision").to_owned(),
         by.to_owned(),
         what,
-        super::status::size(&record["sentBytes"]),
-        super::status::size(&record["receivedBytes"]),
+        super::status::size(record["sentBytes"].as_u64()),
+        super::status::size(record["receivedBytes"].as_u64()),
         ended,
     ]
 }

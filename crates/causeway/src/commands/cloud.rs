@@ -65,6 +65,9 @@ pub struct Args {
     /// Further name or address under which clients reach the API, for its certificate; may be repeated
     #[arg(long = "api-name", value_name = "NAME")]
     api_names: Vec<ServerName>,
+    /// Kubeconfig of the cluster whose API edges serve from a copy
+    #[arg(long, value_name = "KUBECONFIG", value_hint = clap::ValueHint::FilePath)]
+    kubernetes: Option<PathBuf>,
     /// Create a new CA even if a cloud with another CA has run in this data dir
     #[arg(long)]
     new_fleet: bool,
@@ -105,10 +108,12 @@ impl Args {
                 peer_address: self.peer_address.clone(),
                 store: self.store.clone(),
                 seal_key: self.seal_key.clone(),
+                kubernetes: self.kubernetes.clone(),
                 api_names: (!self.api_names.is_empty()).then(|| self.api_names.clone()),
                 ..CloudLayer::default()
             },
             gateway: self.gateway.layer(),
+            tunnel: self.gateway.tunnel_layer(),
             ..Layer::default()
         }
     }
@@ -157,6 +162,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         port: port_limits(cloud),
         // The process ends when `drain` is over; the remaining quarter is for closing sessions and the store after requests in flight.
         drain: cloud.drain.value.0 * 3 / 4,
+        kubernetes: cloud.kubernetes.value.clone(),
         gateway: causeway_gateway::GatewayOptions {
             connect_allow: cloud.connect_allow.value.clone(),
             ..gateway::options(config)

@@ -1,7 +1,7 @@
 //! `causeway demo`: a cloud and two sites on this machine, with the objects of `examples/`, and clients that use them.
 //!
-//! The cloud and the edges are the same code as `causeway cloud` and `causeway edge`. `plan` says what is promised, `world` builds
-//! it, `traffic` tries it, `board` shows it. With root every site has a network of its own; nothing is left behind either way.
+//! The cloud and the edges are the same code as `causeway cloud` and `causeway edge`. `plan` says what is promised, `fleet` builds
+//! it, `traffic` tries it, `table` shows it. With root every site has a network of its own; nothing is left behind either way.
 
 mod fleet;
 mod folder;
@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use causeway_api::management::{CreateTokenRequest, paths};
+use causeway_api::management::{ApiRole, CreateTokenRequest, paths};
 use causeway_channel::JoinToken;
 use causeway_channel::port::PortLimits;
 use causeway_cloud::{Cloud, CloudConfig};
@@ -70,6 +70,8 @@ const EXAMPLES: [(&str, &str); 5] = [
 /// The demo reports failures itself; log lines of its parts would break the table.
 const LOG_FILTER: &str = "error,kube_client=off";
 const DRAIN: Duration = Duration::from_secs(3);
+/// A day; the demo and its tokens rarely live that long.
+const CONSOLE_TTL: Duration = Duration::from_secs(24 * 3600);
 /// `--check` answers within this, whatever happens.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(28);
 /// Between two rounds of all clients.
@@ -96,17 +98,24 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     };
     // Stopped in the middle: an unfinished check is no failure.
     let shown = if stop.is_cancelled() && !arguments.check { Ok(()) } else { shown };
-    demo.world.end().await?;
+    demo.fleet.end().await?;
     // An error here must be reported: no file may be left behind.
     folder.close()?;
     shown.map(|()| ExitCode::SUCCESS)
 }
 
 struct Demo {
-    world: DemoFleet,
+    fleet: DemoFleet,
     api: ApiClient,
     kubeconfig: PathBuf,
+    console: ConsoleSignIn,
     crossings: Vec<DemoCrossing>,
+}
+
+/// The address of the console and a token for it.
+struct ConsoleSignIn {
+    address: SocketAddr,
+    token: String,
 }
 
 impl Demo {
@@ -116,15 +125,16 @@ impl Demo {
             DemoNetwork::Loopback => "on the loopback (with root they have networks of their own)",
         };
         output::note(&format!("demo: a cloud and two sites with equal addresses, {place}"));
-        let mut world = DemoFleet::build(stage, folder).await?;
-        let api = world.api_listener().await?;
-        let config = cloud_config(&world, api);
+        let mut fleet = DemoFleet::build(stage, folder).await?;
+        let api = fleet.api_listener().await?;
+        let config = cloud_config(&fleet, api);
         let cloud =
-            world.begin_at(DemoSite::Cloud, async move { Ok(Box::pin(Cloud::start(config)).await?) }).await?;
+            fleet.begin_at(DemoSite::Cloud, async move { Ok(Box::pin(Cloud::start(config)).await?) }).await?;
         let (kubeconfig, channel) = (cloud.kubeconfig(), cloud.addresses().channel.port());
-        world.forward_api(cloud.addresses().api);
-        world.run_at(DemoSite::Cloud, |stop| async move { Ok(cloud.run(stop).await?) });
-        output::note(&format!("demo: the cloud runs; edges reach it at {}", world.advertised(channel)));
+        let console = cloud.addresses().api;
+        fleet.forward_api(cloud.addresses().api);
+        fleet.run_at(DemoSite::Cloud, |stop| async move { Ok(cloud.run(stop).await?) });
+        output::note(&format!("demo: the cloud runs; edges reach it at {}", fleet.advertised(channel)));
         let connection =
             ApiConnectionArgs { kubeconfig: Some(kubeconfig.clone()), ..ApiConnectionArgs::default() };
         let api = connection.connect().await?;
@@ -143,18 +153,27 @@ impl Demo {
             };
             let made = api.post(paths::TOKENS, &request).await?;
             let token: JoinToken = made["token"].as_str().unwrap_or_default().parse()?;
-            world.start_edge(site, token)?;
+            fleet.start_edge(site, token)?;
         }
         output::note("demo: both edges dial the cloud");
-        Ok(Demo { world, api, kubeconfig, crossings: crossings() })
+        let role = Some(ApiRole::Admin);
+        let request = CreateTokenRequest {
+            role,
+            ttl_seconds: Some(CONSOLE_TTL.as_secs()),
+            ..CreateTokenRequest::default()
+        };
+        let made = api.post(paths::TOKENS, &request).await?;
+        let token = made["token"].as_str().unwrap_or_default().to_owned();
+        let console = ConsoleSignIn { address: console, token };
+        Ok(Demo { fleet, api, kubeconfig, console, crossings: crossings() })
     }
 
     async fn show(&mut self, check: bool) -> anyhow::Result<()> {
-        let mut board = DemoTable::new(self.world.stage, &self.crossings);
+        let mut table = DemoTable::new(self.fleet.stage, &self.crossings);
         let begun = Instant::now();
         if check {
-            let holds = tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut board)).await;
-            output::print(&board.render(output::colours(), None))?;
+            let holds = tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut table)).await;
+            output::print(&table.render(output::colours(), None))?;
             return match holds {
                 Ok(settled) => {
                     settled?;
@@ -168,11 +187,11 @@ impl Demo {
                 Err(_) => bail!("after {} s not everything is as promised", CHECK_TIMEOUT.as_secs()),
             };
         }
-        if let Ok(settled) = tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut board)).await {
+        if let Ok(settled) = tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut table)).await {
             settled?;
-            board.settle();
+            table.settle();
         }
-        self.watch(&mut board).await
+        self.watch(&mut table).await
     }
 
     fn passing(&self) -> usize {
@@ -181,10 +200,10 @@ impl Demo {
     }
 
     /// Until everything is as promised, and in the audit.
-    async fn settle(&mut self, board: &mut DemoTable) -> anyhow::Result<()> {
+    async fn settle(&mut self, table: &mut DemoTable) -> anyhow::Result<()> {
         loop {
-            self.round(board).await?;
-            if board.holds() && board.is_audited() {
+            self.round(table).await?;
+            if table.holds() && table.is_audited() {
                 return Ok(());
             }
             tokio::time::sleep(TRY_AGAIN).await;
@@ -192,36 +211,36 @@ impl Demo {
     }
 
     /// Tells what can be tried, then shows the table again and again: on a terminal in the same place, else once.
-    async fn watch(&mut self, board: &mut DemoTable) -> anyhow::Result<()> {
+    async fn watch(&mut self, table: &mut DemoTable) -> anyhow::Result<()> {
         let terminal = std::io::stdout().is_terminal();
         output::print(&self.hints())?;
-        output::print(&board.render(output::colours(), output::terminal_width()))?;
+        output::print(&table.render(output::colours(), output::terminal_width()))?;
         loop {
             tokio::time::sleep(ROUND).await;
-            self.round(board).await?;
+            self.round(table).await?;
             if terminal {
-                let table = board.render(output::colours(), output::terminal_width());
+                let table = table.render(output::colours(), output::terminal_width());
                 output::print(&format!("\x1b[{}A\x1b[J{table}", table.lines().count()))?;
             }
         }
     }
 
     /// Every client asks once.
-    async fn round(&mut self, board: &mut DemoTable) -> anyhow::Result<()> {
-        if let Some(error) = self.world.broken().await {
+    async fn round(&mut self, table: &mut DemoTable) -> anyhow::Result<()> {
+        if let Some(error) = self.fleet.broken().await {
             return Err(error);
         }
-        let world = &self.world;
+        let fleet = &self.fleet;
         let tries = self.crossings.iter().map(|crossing| async move {
             let begun = Instant::now();
-            let (outcome, address) = world.attempt(*crossing).await;
+            let (outcome, address) = fleet.attempt(*crossing).await;
             (outcome, address, begun.elapsed())
         });
         for (index, (outcome, address, took)) in join_all(tries).await.into_iter().enumerate() {
-            board.note(index, outcome, address, took);
+            table.note(index, outcome, address, took);
         }
         let take = |record: serde_json::Value| {
-            board.take(&record);
+            table.take(&record);
             Ok(true)
         };
         self.api.lines(AUDIT, client::JSON, take).await
@@ -230,10 +249,14 @@ impl Demo {
     fn hints(&self) -> String {
         let kubeconfig = self.kubeconfig.display();
         let there =
-            |site: DemoSite| self.world.enter(site).map_or_else(String::new, |enter| format!("{enter} "));
-        let dns = self.world.stage.dns(DemoSite::Cloud);
+            |site: DemoSite| self.fleet.enter(site).map_or_else(String::new, |enter| format!("{enter} "));
+        let dns = self.fleet.stage.dns(DemoSite::Cloud);
+        let ConsoleSignIn { address, token } = &self.console;
         format!(
-            "\nIn another terminal:\n\n  \
+            "\nIn a browser (its certificate is of the demo's own CA, so the browser asks once):\n\n  \
+             https://{address}/console\n  \
+             sign in with {token}\n\n\
+             In another terminal:\n\n  \
              export CAUSEWAY_KUBECONFIG={kubeconfig} KUBECONFIG={kubeconfig}\n  \
              causeway status\n  \
              causeway audit --follow\n  \
@@ -259,8 +282,8 @@ fn manifests(stage: DemoNetwork) -> anyhow::Result<Vec<Manifest>> {
     manifest::parse(&texts)
 }
 
-fn cloud_config(world: &DemoFleet, api: SocketAddr) -> CloudConfig {
-    let (stage, data_dir) = (world.stage, world.folder.join("cloud"));
+fn cloud_config(fleet: &DemoFleet, api: SocketAddr) -> CloudConfig {
+    let (stage, data_dir) = (fleet.stage, fleet.folder.join("cloud"));
     let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let channel = match stage {
         DemoNetwork::Networks => SocketAddr::from((Ipv4Addr::UNSPECIFIED, CHANNEL_PORT)),
@@ -273,7 +296,7 @@ fn cloud_config(world: &DemoFleet, api: SocketAddr) -> CloudConfig {
         channel,
         admin: free,
         connect: None,
-        advertise: world.advertised(channel.port()).parse().into_iter().collect(),
+        advertise: fleet.advertised(channel.port()).parse().into_iter().collect(),
         peer_address: None,
         seal_key: None,
         api_names: Vec::new(),
@@ -283,6 +306,7 @@ fn cloud_config(world: &DemoFleet, api: SocketAddr) -> CloudConfig {
         audit: AuditLimits::default(),
         port: PortLimits::default(),
         drain: DRAIN / 2,
+        kubernetes: None,
         gateway: causeway_gateway::GatewayOptions {
             dns: DnsOptions {
                 listen: (stage == DemoNetwork::Loopback).then(|| vec![stage.dns(DemoSite::Cloud)]),

@@ -4,11 +4,12 @@
 //! pure, judge. On the host of an edge, without a kubeconfig, the edge itself is examined through its admin port.
 
 mod collect;
-mod edge;
+pub mod edge;
 mod finding;
 mod fleet;
 mod gateway;
 mod path;
+mod sites;
 mod target;
 
 use std::net::SocketAddr;
@@ -30,6 +31,7 @@ Examples:
   causeway doctor web@oslo            the same, from one site
   causeway doctor web.plant.example   by its DNS name; by its address: causeway doctor 198.18.0.9
   causeway doctor oslo                a site, a gateway or a node
+  causeway doctor oslo berlin         packets between two sites (layer 3)
   causeway doctor egateway/oslo       KIND/NAME, when several objects have the name
   causeway doctor --json web | jq '.findings[] | select(.state == \"failed\")'
   causeway doctor                     on the host of an edge: the edge itself, through its admin port
@@ -45,6 +47,9 @@ pub struct Args {
     /// KIND/NAME, SERVICE, SERVICE@SITE, DNS name, address, SITE, NODE or GATEWAY [default: the fleet]
     #[arg(value_name = "TARGET")]
     what: Option<String>,
+    /// A second site: examine packets from TARGET, a site, to this one
+    #[arg(value_name = "SITE", requires = "what")]
+    to: Option<String>,
     /// As JSON, for scripts
     #[arg(long)]
     json: bool,
@@ -79,9 +84,10 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
 async fn examine(arguments: &Args) -> anyhow::Result<Vec<Finding>> {
     let api = arguments.connection.connect().await?;
     let mut picture = Picture::gather(&api).await?;
-    let target = match &arguments.what {
-        Some(word) => Target::find(word, &picture.world),
-        None => Target::Fleet,
+    let target = match (&arguments.what, &arguments.to) {
+        (Some(from), Some(to)) => Target::between(from, to),
+        (Some(word), None) => Target::find(word, &picture.objects),
+        (None, _) => Target::Fleet,
     };
     picture.ask(&api, &target).await;
     let mut findings = vec![Finding::ok("API", "the API answers")];
@@ -100,11 +106,12 @@ fn walk(target: &Target, picture: &Picture) -> Vec<Finding> {
     match target {
         Target::Fleet => fleet::examine(picture),
         Target::Service { name, site } => path::to_service(picture, name, site.as_deref()),
-        Target::Site(name) => match picture.world.site(name) {
+        Target::Sites { from, to } => sites::examine(picture, from, to),
+        Target::Site(name) => match picture.objects.site(name) {
             Some(site) => path::to_site(picture, site),
             None => missing("ESite", name),
         },
-        Target::Node(name) => match picture.world.server(name) {
+        Target::Node(name) => match picture.objects.server(name) {
             Some(server) => path::to_node(picture, server),
             None => missing("EServer", name),
         },

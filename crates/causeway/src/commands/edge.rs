@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use causeway_apicache::server::EdgeApiOptions;
 use causeway_channel::JoinToken;
 use causeway_channel::dial::ConnectProxy as CloudProxy;
 use causeway_channel::session::AllowedTransports;
@@ -71,6 +72,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
             proxy: arguments.proxy.clone(),
         },
         gateway: arguments.gateway.layer(),
+        tunnel: arguments.gateway.tunnel_layer(),
         ..Layer::default()
     };
     let config = Config::load(flags.clone(), arguments.config.as_deref())?;
@@ -106,6 +108,12 @@ pub fn edge_config(config: &Config) -> anyhow::Result<EdgeConfig> {
         transports: allowed(config.edge.transport.value),
         proxy: proxy(config)?,
         gateway: options(config),
+        kubernetes: Some(EdgeApiOptions {
+            folder: causeway_apicache::server::folder(&config.data_dir.value),
+            listen: config.kubernetes.listen.value,
+            pins: Vec::new(),
+            unused: config.kubernetes.unused.value.0,
+        }),
         shown: config.to_json(),
     })
 }

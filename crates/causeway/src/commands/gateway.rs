@@ -1,10 +1,13 @@
 //! Flags and settings of the gateway, for `causeway cloud` and `causeway edge`.
 
+use std::net::SocketAddr;
+
 use causeway_gateway::dial::DialRules;
 use causeway_gateway::dns::DnsOptions;
+use causeway_gateway::tun::TunnelOptions;
 use causeway_gateway::{GatewayOptions, PresenceMode};
 
-use crate::config::{Config, DnsListen, GatewayLayer, PresenceModeSetting, PresencePort};
+use crate::config::{Config, DnsListen, GatewayLayer, PresenceModeSetting, PresencePort, TunnelLayer};
 
 #[derive(Debug, clap::Args)]
 pub struct GatewayArgs {
@@ -17,6 +20,9 @@ pub struct GatewayArgs {
     /// Additional listen address for the presence of a service; may be repeated
     #[arg(long = "port", value_name = "SERVICE=IP:PORT")]
     ports: Vec<PresencePort>,
+    /// UDP address of the tunnel between sites, opened when an ECommunity names the site [default: 0.0.0.0:7446]
+    #[arg(long, value_name = "ADDR")]
+    tunnel: Option<SocketAddr>,
 }
 
 impl GatewayArgs {
@@ -27,6 +33,10 @@ impl GatewayArgs {
             ports: (!self.ports.is_empty()).then(|| self.ports.clone()),
             ..GatewayLayer::default()
         }
+    }
+
+    pub fn tunnel_layer(&self) -> TunnelLayer {
+        TunnelLayer { listen: self.tunnel, ..TunnelLayer::default() }
     }
 }
 
@@ -39,15 +49,31 @@ pub fn options(config: &Config) -> GatewayOptions {
         listen: gateway.presence.value != PresenceModeSetting::Off,
         presence_mode: match gateway.presence.value {
             PresenceModeSetting::Auto | PresenceModeSetting::Off => PresenceMode::Auto,
-            PresenceModeSetting::Namespace => PresenceMode::Room,
+            PresenceModeSetting::Namespace => PresenceMode::Namespace,
             PresenceModeSetting::Host => PresenceMode::Host,
         },
         ports: ports.collect(),
         entry_http: gateway.entry_http.value,
         entry_tls: gateway.entry_tls.value,
         dial_rules: dial_rules(config).into(),
+        tunnel: tunnel(config),
         ..GatewayOptions::default()
     }
+}
+
+/// The key of the tunnel in the data dir.
+const TUNNEL_KEY_FILE: &str = "tunnel.key";
+
+fn tunnel(config: &Config) -> Option<TunnelOptions> {
+    let tunnel = &config.tunnel;
+    (!tunnel.off.value).then(|| TunnelOptions {
+        off: false,
+        listen: tunnel.listen.value,
+        key_file: config.data_dir.value.join(TUNNEL_KEY_FILE),
+        device_name: tunnel.device.value.clone(),
+        mtu: tunnel.mtu.value,
+        ..TunnelOptions::default()
+    })
 }
 
 pub fn dial_rules(config: &Config) -> DialRules {

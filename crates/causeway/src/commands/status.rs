@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 
-use causeway_api::management::paths;
-use serde_json::Value;
+use anyhow::Context;
+use causeway_api::conditions::READY;
+use causeway_api::management::{ExposureOverview, FleetStatus, GatewayOverview, PresenceAddresses, paths};
+use causeway_api::{Condition, ConditionStatus, GatewayStats};
 
 use crate::client::ApiConnectionArgs;
-use crate::output::{self, TextTable, cell};
+use crate::output::{self, TextTable};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,140 +30,144 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
     let status = api.get(paths::STATUS).await?;
     if arguments.json {
+        // As the cloud sent it, with fields of later versions.
         output::print(&output::json(&status))?;
     } else {
+        let status: FleetStatus = serde_json::from_value(status)
+            .with_context(|| format!("{} did not send the status of the fleet", api.server()))?;
         output::print(&render(&status, output::colours()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The status as text: a table each, and under it what is wrong.
-pub fn render(status: &Value, colours: bool) -> String {
-    let mut text = String::new();
-    let empty = Vec::new();
-    let list = |key: &str| status[key].as_array().unwrap_or(&empty);
-
+pub fn render(status: &FleetStatus, colours: bool) -> String {
     let mut sites = TextTable::new(&["SITE", "SUBNETS", "GATEWAYS", "READY"]);
-    for site in list("sites") {
-        let subnets: Vec<String> = site["subnets"].as_array().unwrap_or(&empty).iter().map(cell).collect();
-        sites.row([cell(&site["name"]), or_none(subnets.join(",")), cell(&site["gateways"]), ready(site)]);
+    for site in &status.sites {
+        let subnets = or_none(&site.subnets.join(","));
+        sites.row([or_none(&site.name), subnets, site.gateways.to_string(), ready(&site.conditions)]);
     }
     let head =
         ["GATEWAY", "SITE", "CONNECTED", "SINCE/LAST SEEN", "TRANSPORT", "RTT", "SENT", "RECEIVED", "READY"];
     let mut gateways = TextTable::new(&head);
-    for gateway in list("gateways") {
-        let connected = if gateway["connected"] == true { "yes" } else { "no" };
-        let rtt = gateway["rttMs"].as_f64().map_or_else(|| "-".to_owned(), |rtt| format!("{rtt:.1}ms"));
+    for gateway in &status.gateways {
+        let stats = &gateway.stats;
         gateways.row([
-            cell(&gateway["name"]),
-            cell(&gateway["site"]),
-            connected.to_owned(),
+            or_none(&gateway.name),
+            or_none(&gateway.site),
+            if stats.connected { "yes" } else { "no" }.to_owned(),
             since(gateway),
-            transports(gateway),
-            rtt,
-            size(&gateway["sentBytes"]),
-            size(&gateway["receivedBytes"]),
+            transports(stats),
+            stats.rtt_ms.map_or_else(|| "-".to_owned(), |rtt| format!("{rtt:.1}ms")),
+            size(Some(stats.sent_bytes)),
+            size(Some(stats.received_bytes)),
             ready_gateway(gateway),
         ]);
     }
     let mut exposures = TextTable::new(&["EXPOSURE", "SERVICE", "DNS NAME", "SITES", "READY"]);
-    for expose in list("exposures") {
-        let sites = presences(expose);
+    for expose in &status.exposures {
         exposures.row([
-            cell(&expose["name"]),
-            cell(&expose["service"]),
-            cell(&expose["dnsName"]),
-            or_none(sites),
-            ready(expose),
+            or_none(&expose.name),
+            or_none(&expose.service),
+            or_none(&expose.dns_name),
+            or_none(&presences(expose)),
+            ready(&expose.conditions),
         ]);
     }
-    for (title, table) in [("sites", sites), ("gateways", gateways), ("exposures", exposures)] {
-        if !text.is_empty() {
-            text.push('\n');
-        }
-        match table.rows.is_empty() {
-            true => text.push_str(&format!("no {title}\n")),
-            false => text.push_str(&table.render(colours)),
-        }
-        for object in list(title) {
-            text.push_str(&complaints(object));
-        }
+    let mut communities = TextTable::new(&["COMMUNITY", "MEMBERS", "POLICIES", "READY"]);
+    for community in &status.communities {
+        let policies = match &community.policies {
+            None => "everything".to_owned(),
+            Some(policies) => or_none(&policies.join(",")),
+        };
+        communities.row([
+            or_none(&community.name),
+            or_none(&community.members.join(",")),
+            policies,
+            ready(&community.conditions),
+        ]);
     }
-    text
+    let of_sites = status.sites.iter().map(|site| complaints(&site.name, &site.conditions));
+    let of_gateways = status.gateways.iter().map(|gateway| complaints(&gateway.name, &gateway.conditions));
+    let of_exposures = status.exposures.iter().map(|expose| complaints(&expose.name, &expose.conditions));
+    let of_communities = status.communities.iter().map(|found| complaints(&found.name, &found.conditions));
+    let mut parts: Vec<(&str, TextTable, String)> = vec![
+        ("sites", sites, of_sites.collect()),
+        ("gateways", gateways, of_gateways.collect()),
+        ("exposures", exposures, of_exposures.collect()),
+    ];
+    // A fleet without layer 3 is not told that it has none.
+    if !communities.rows.is_empty() {
+        parts.push(("communities", communities, of_communities.collect()));
+    }
+    let rendered = parts.into_iter().map(|(title, table, complaints)| match table.rows.is_empty() {
+        true => format!("no {title}\n{complaints}"),
+        false => table.render(colours) + &complaints,
+    });
+    rendered.collect::<Vec<_>>().join("\n")
 }
 
 /// The sites of an exposure, each with its addresses there.
-fn presences(expose: &Value) -> String {
-    let at = |place: &Value| {
-        let addresses: Vec<String> = place["addresses"].as_array().into_iter().flatten().map(cell).collect();
-        match addresses.is_empty() {
-            true => format!("{}=?", cell(&place["site"])),
-            false => format!("{}={}", cell(&place["site"]), addresses.join("+")),
-        }
+fn presences(expose: &ExposureOverview) -> String {
+    let at = |place: &PresenceAddresses| match place.addresses.is_empty() {
+        true => format!("{}=?", place.site),
+        false => format!("{}={}", place.site, Vec::from_iter(place.addresses.iter().cloned()).join("+")),
     };
     // A cloud from before there were addresses names the sites only.
-    let sites = expose["presences"].as_array().map(|places| places.iter().map(at).collect::<Vec<_>>());
-    let named = || expose["sites"].as_array().into_iter().flatten().map(cell).collect();
-    sites.unwrap_or_else(named).join(",")
+    match expose.presences.is_empty() {
+        true => expose.sites.join(","),
+        false => expose.presences.iter().map(at).collect::<Vec<_>>().join(","),
+    }
 }
 
 /// The transport of the control link, and the one beside it while it carries streams: `quic+tcp`.
-fn transports(gateway: &Value) -> String {
-    let control = gateway["transport"].as_str().unwrap_or("-");
-    let carries = gateway["carries"].as_array().into_iter().flatten();
-    let beside = carries.filter(|row| row["transport"] != control && row["streams"].as_u64() > Some(0));
-    let names: Vec<String> =
-        std::iter::once(control.to_owned()).chain(beside.map(|row| cell(&row["transport"]))).collect();
+fn transports(stats: &GatewayStats) -> String {
+    let control = stats.transport.as_deref().unwrap_or("-");
+    let beside = stats.carries.iter().filter(|row| row.transport != control && row.streams > 0);
+    let names: Vec<&str> = std::iter::once(control).chain(beside.map(|row| row.transport.as_str())).collect();
     names.join("+")
 }
 
-fn ready(object: &Value) -> String {
-    let conditions = object["conditions"].as_array();
-    let ready = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == "Ready"));
-    ready.and_then(|condition| condition["status"].as_str()).unwrap_or("Unknown").to_owned()
+fn ready(conditions: &[Condition]) -> String {
+    let ready = conditions.iter().find(|condition| condition.kind == READY);
+    ready.map_or(ConditionStatus::Unknown, |condition| condition.status).as_str().to_owned()
 }
 
-/// When a session began, or the last one ended. The live figures know nothing of what was before the cloud's start.
-fn since(gateway: &Value) -> String {
-    let known = gateway["since"].as_str().or_else(|| gateway["lastSeen"].as_str());
-    known.unwrap_or("-").to_owned()
+/// When a session began, or the last one ended. The live stats know nothing of what was before the cloud's start.
+fn since(gateway: &GatewayOverview) -> String {
+    gateway.stats.since.or(gateway.last_seen).map_or_else(|| "-".to_owned(), |time| time.to_string())
 }
 
 /// A gateway without a session is not ready, whatever was written before it went.
-fn ready_gateway(gateway: &Value) -> String {
-    match gateway["connected"] == true {
-        true => ready(gateway),
+fn ready_gateway(gateway: &GatewayOverview) -> String {
+    match gateway.stats.connected {
+        true => ready(&gateway.conditions),
         false => "False".to_owned(),
     }
 }
 
 /// Conditions that are false, one line each. Ready is left out if another one is false, because it only
 /// summarises them.
-fn complaints(object: &Value) -> String {
-    let conditions = object["conditions"].as_array().into_iter().flatten();
-    let bad: Vec<&Value> = conditions.filter(|condition| condition["status"] == "False").collect();
+fn complaints(name: &str, conditions: &[Condition]) -> String {
+    let bad: Vec<&Condition> =
+        conditions.iter().filter(|condition| condition.status == ConditionStatus::False).collect();
     let summed_up = bad.len() > 1;
-    let told = bad.into_iter().filter(|condition| !summed_up || condition["type"] != "Ready");
+    let told = bad.into_iter().filter(|condition| !summed_up || condition.kind != READY);
     told.map(|condition| {
-        let line = format!(
-            "{}: {} ({})",
-            cell(&object["name"]),
-            cell(&condition["message"]),
-            cell(&condition["reason"])
-        );
+        let line = format!("{name}: {} ({})", or_none(&condition.message), or_none(&condition.reason));
         format!("  ! {}\n", output::plain(&line))
     })
     .collect()
 }
 
-fn or_none(text: String) -> String {
-    if text.is_empty() { "<none>".to_owned() } else { text }
+fn or_none(text: &str) -> String {
+    if text.is_empty() { "<none>".to_owned() } else { text.to_owned() }
 }
 
-pub fn size(bytes: &Value) -> String {
-    let Some(bytes) = bytes.as_f64() else { return "-".to_owned() };
+pub fn size(bytes: Option<u64>) -> String {
+    let Some(bytes) = bytes else { return "-".to_owned() };
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut value, mut unit) = (bytes, 0);
+    let (mut value, mut unit) = (bytes as f64, 0);
     while value >= 1024.0 && unit + 1 < units.len() {
         value /= 1024.0;
         unit += 1;
@@ -171,19 +177,20 @@ pub fn size(bytes: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
     #[test]
     fn what_is_wrong_is_said_under_its_table() {
         let status = json!({
-            "sites": [{"name": "Tokyo", "subnets": ["10.0.0.0/8"], "gateways": 1, "conditions": [{"type": "Ready", "status": "True"}]}],
+            "sites": [{"name": "Tokyo", "subnets": ["10.0.0.0/8"], "gateways": 1, "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "lastTransitionTime": "2026-11-16T04:00:00Z"}]}],
             "gateways": [{"name": "tokyo", "site": "Tokyo", "connected": false, "since": "2026-11-16T04:16:46Z", "transport": null, "rttMs": null, "sentBytes": 0, "receivedBytes": 5000}],
             "exposures": [{"name": "web", "service": "web", "dnsName": "web.test", "sites": ["Tokyo"],
-                "conditions": [{"type": "Ready", "status": "False", "reason": "PolicyMissing", "message": "Policy2 does not exist"}]}],
+                "conditions": [{"type": "Ready", "status": "False", "reason": "PolicyMissing", "message": "Policy2 does not exist", "lastTransitionTime": "2026-11-16T04:00:00Z"}]}],
         });
-        let text = render(&status, false);
+        let render = |status: Value| super::render(&serde_json::from_value(status).unwrap(), false);
+        let text = render(status);
         assert!(text.contains("Tokyo   10.0.0.0/8   1          True\n"), "{text}");
         assert!(
             text.contains("tokyo     Tokyo   no          2026-11-16T04:16:46Z   -           -     0B     4.9KiB     False\n"),
@@ -191,15 +198,15 @@ mod tests {
         );
         // Away since before the cloud was restarted: what was stored counts.
         let stored = json!({"gateways": [{"name": "oslo", "site": "Oslo", "connected": false, "lastSeen": "2026-11-15T00:00:00Z",
-            "conditions": [{"type": "Ready", "status": "True"}]}]});
-        let shown = render(&stored, false);
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "lastTransitionTime": "2026-11-16T04:00:00Z"}]}]});
+        let shown = render(stored);
         assert!(
             shown.lines().any(|row| row.contains("2026-11-15T00:00:00Z") && row.ends_with("False")),
             "{shown}"
         );
         let expose = json!({"presences": [{"site": "a", "addresses": ["10.0.0.1", "fd00::1"]}, {"site": "b", "addresses": []}]});
-        assert_eq!(presences(&expose), "a=10.0.0.1+fd00::1,b=?");
+        assert_eq!(presences(&serde_json::from_value(expose).unwrap()), "a=10.0.0.1+fd00::1,b=?");
         assert!(text.ends_with("  ! web: Policy2 does not exist (PolicyMissing)\n"), "{text}");
-        assert_eq!(render(&json!({}), false), "no sites\n\nno gateways\n\nno exposures\n");
+        assert_eq!(render(json!({})), "no sites\n\nno gateways\n\nno exposures\n");
     }
 }

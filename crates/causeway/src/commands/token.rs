@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 use std::process::ExitCode;
 
-use causeway_api::management::{ApiRole, CreateTokenRequest, paths};
+use anyhow::Context;
+use causeway_api::management::{ApiRole, CreateTokenRequest, CreatedToken, TokenKind, TokenList, paths};
 use clap::Subcommand;
-use serde_json::Value;
 
 use crate::client::{self, ApiConnectionArgs};
 use crate::duration::{HumanDuration, age};
-use crate::output::{self, TextTable, cell};
+use crate::output::{self, TextTable};
 
 /// Create, list and delete tokens
 #[derive(Debug, clap::Args)]
@@ -103,7 +103,9 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
     match arguments.action {
         Action::Create(create) => {
-            let made = api.post(paths::TOKENS, &create.request()).await?;
+            let answer = api.post(paths::TOKENS, &create.request()).await?;
+            let made: CreatedToken = serde_json::from_value(answer.clone())
+                .with_context(|| format!("{} did not send a token", api.server()))?;
             if let Some(note) = replaced(&made) {
                 output::note(&note);
             }
@@ -111,15 +113,19 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
                 output::note(&note);
             }
             match create.json {
-                true => output::print(&output::json(&made))?,
-                false => output::print_line(&cell(&made["token"]))?,
+                true => output::print(&output::json(&answer))?,
+                false => output::print_line(&made.token)?,
             }
         }
         Action::List(list) => {
             let tokens = api.get(paths::TOKENS).await?;
             match list.json {
                 true => output::print(&output::json(&tokens))?,
-                false => output::print(&render(&tokens, jiff::Timestamp::now()).render(output::colours()))?,
+                false => {
+                    let tokens: TokenList = serde_json::from_value(tokens)
+                        .with_context(|| format!("{} did not send its tokens", api.server()))?;
+                    output::print(&render(&tokens, jiff::Timestamp::now()).render(output::colours()))?;
+                }
             }
         }
         Action::Delete(delete) => {
@@ -152,20 +158,19 @@ impl Create {
 }
 
 /// The warning about the host that is enrolled under the name of the token.
-fn replaced(made: &Value) -> Option<String> {
-    let replaces = made.get("replaces").filter(|replaces| replaces.is_object())?;
-    let connected = if replaces["connected"] == true { " and connected now" } else { "" };
+fn replaced(made: &CreatedToken) -> Option<String> {
+    let connected = if made.replaces.as_ref()?.connected { " and connected now" } else { "" };
     Some(format!(
         "Warning: egateway/{} is enrolled{connected}. The host that joins with this token replaces it: the key of the present one is revoked then, and it is put out for good",
-        cell(&made["gateway"])
+        made.gateway.as_deref().unwrap_or_default()
     ))
 }
 
 /// A gateway without an address answers DNS on its own host only. An older cloud does not send the address.
-fn without_ip(made: &Value) -> Option<String> {
-    let is_missing = made["ip"].as_str().is_some_and(str::is_empty);
+fn without_ip(made: &CreatedToken) -> Option<String> {
+    let is_missing = made.ip.as_deref().is_some_and(str::is_empty);
     is_missing.then(|| {
-        let gateway = cell(&made["gateway"]);
+        let gateway = made.gateway.as_deref().unwrap_or_default();
         format!(
             "Note: EGateway {gateway} has no ip, so only its own host can ask it for names. If other hosts of the site shall, \
              add --ip ADDRESS (the gateway's address inside the site), or later: \
@@ -174,39 +179,44 @@ fn without_ip(made: &Value) -> Option<String> {
     })
 }
 
-fn render(tokens: &Value, now: jiff::Timestamp) -> TextTable {
+fn render(tokens: &TokenList, now: jiff::Timestamp) -> TextTable {
     let mut table = TextTable::new(&["ID", "FOR", "USES LEFT", "EXPIRES"]);
-    for token in tokens["tokens"].as_array().into_iter().flatten() {
-        let target = match token["kind"].as_str() {
-            Some(role) if role != "join" => format!("role {role}"),
-            _ => format!("site {}, gateway {}", cell(&token["site"]), cell(&token["gateway"])),
+    for token in &tokens.tokens {
+        let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "<none>".to_owned());
+        let target = match token.kind {
+            TokenKind::Viewer => "role viewer".to_owned(),
+            TokenKind::Admin => "role admin".to_owned(),
+            TokenKind::Join => format!("site {}, gateway {}", name(&token.site), name(&token.gateway)),
         };
-        let left =
-            token["uses"].as_u64().map(|uses| uses.saturating_sub(token["used"].as_u64().unwrap_or(0)));
+        let left = token.uses.map(|uses| uses.saturating_sub(token.used.unwrap_or(0)));
         let left = left.map_or_else(|| "-".to_owned(), |left| left.to_string());
-        let expires = token["expires"].as_str().and_then(|time| time.parse::<jiff::Timestamp>().ok());
+        let expires = token.expires.parse::<jiff::Timestamp>().ok();
         let expires = match expires.map(|time| time.as_second() - now.as_second()) {
             Some(seconds) if seconds <= 0 => "expired".to_owned(),
             Some(seconds) => format!("in {}", age(seconds)),
             None => "-".to_owned(),
         };
-        table.row([cell(&token["id"]), target, left, expires]);
+        table.row([token.id.clone(), target, left, expires]);
     }
     table
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
     fn a_gateway_without_an_address_is_told() {
-        let note = without_ip(&json!({"gateway": "oslo", "ip": ""})).unwrap_or_default();
+        let made = |ip: Option<&str>| CreatedToken {
+            gateway: Some("oslo".into()),
+            ip: ip.map(str::to_owned),
+            ..CreatedToken::default()
+        };
+        let note = without_ip(&made(Some(""))).unwrap_or_default();
         assert!(note.contains("EGateway oslo has no ip") && note.contains("--ip ADDRESS"), "{note}");
-        assert_eq!(without_ip(&json!({"gateway": "oslo", "ip": "10.0.0.1"})), None);
-        assert_eq!(without_ip(&json!({"gateway": "oslo"})), None);
-        assert_eq!(without_ip(&json!({"role": "viewer"})), None);
+        assert_eq!(without_ip(&made(Some("10.0.0.1"))), None);
+        assert_eq!(without_ip(&made(None)), None);
+        let role = Some(ApiRole::Viewer);
+        assert_eq!(without_ip(&CreatedToken { role, ..CreatedToken::default() }), None);
     }
 }

@@ -58,6 +58,17 @@ pub const TRANSPORT: TransportSetting = TransportSetting::Auto;
 /// In a network namespace no listener, address or firewall rule of the host is in the way.
 pub const PRESENCE: PresenceModeSetting = PresenceModeSetting::Auto;
 
+/// Both layers serve a site; the tunnel opens nothing until an ECommunity names the site.
+pub const TUNNEL_OFF: bool = false;
+/// Other gateways come from any network; strangers get no answer.
+pub const TUNNEL_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 7446);
+/// The name says whose device it is, and several gateways may share a host.
+pub const TUNNEL_DEVICE: &str = "causeway-l3-%d";
+/// Beside the 6443 of kube-apiserver, on loopback: local components only.
+pub const KUBERNETES_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 6444);
+/// A day: programs that run once a day find their resources ready.
+pub const KUBERNETES_UNUSED: HumanDuration = HumanDuration::seconds(24 * 3600);
+
 const fn some(number: u32) -> NonZeroU32 {
     match NonZeroU32::new(number) {
         Some(number) => number,

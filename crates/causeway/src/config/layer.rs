@@ -28,6 +28,8 @@ pub struct Layer {
     pub cloud: CloudLayer,
     pub edge: EdgeLayer,
     pub gateway: GatewayLayer,
+    pub tunnel: TunnelLayer,
+    pub kubernetes: KubernetesLayer,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -122,6 +124,10 @@ pub struct CloudLayer {
     pub streams_max: Option<NonZeroU32>,
     /// Bytes that a peer may send on one stream before they are read.
     pub stream_window_bytes: Option<NonZeroU32>,
+    /// Kubeconfig of the cluster whose API edges serve from a copy (`docs/edge-api.md`).
+    ///
+    /// A cloud without a cluster has no Kubernetes API to copy.
+    pub kubernetes: Option<PathBuf>,
     /// Time between the signal to stop and the end of the cloud's process, for requests and streams in
     /// flight.
     pub drain: Option<HumanDuration>,
@@ -185,6 +191,32 @@ pub struct GatewayLayer {
     pub backends_deny: Option<Vec<BackendRule>>,
 }
 
+/// Settings of layer 3, which both roles run.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct TunnelLayer {
+    /// True if this gateway exchanges no packets with other sites. Services are not affected.
+    pub off: Option<bool>,
+    /// UDP address of the tunnel. The port is opened when an ECommunity names the site (`docs/layer3.md`).
+    pub listen: Option<SocketAddr>,
+    /// Largest packet inside the tunnel, in bytes, 576 to 65535.
+    ///
+    /// The path is probed, and the largest packet that passes is used.
+    pub mtu: Option<u16>,
+    /// Name of the TUN device, at most 15 characters. The kernel replaces `%d` by a free number.
+    pub device: Option<String>,
+}
+
+/// The Kubernetes API at an edge.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct KubernetesLayer {
+    /// Address where the edge serves the Kubernetes API to components of its host, once its cloud has a cluster.
+    pub listen: Option<SocketAddr>,
+    /// Time after which the copy of a resource that no client has used is dropped.
+    pub unused: Option<HumanDuration>,
+}
+
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("environment variable {name}={value}: {why}")]
 pub struct EnvironmentError {
@@ -227,6 +259,7 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             links_max: variable(lookup, "CAUSEWAY_LINKS_MAX")?,
             streams_max: variable(lookup, "CAUSEWAY_STREAMS_MAX")?,
             stream_window_bytes: variable(lookup, "CAUSEWAY_STREAM_WINDOW_BYTES")?,
+            kubernetes: variable(lookup, "CAUSEWAY_KUBERNETES")?,
             drain,
         },
         edge: EdgeLayer {
@@ -244,6 +277,16 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             entry_tls: variable(lookup, "CAUSEWAY_ENTRY_TLS")?,
             backends_allow: list(lookup, "CAUSEWAY_BACKENDS_ALLOW")?,
             backends_deny: list(lookup, "CAUSEWAY_BACKENDS_DENY")?,
+        },
+        tunnel: TunnelLayer {
+            off: variable(lookup, "CAUSEWAY_TUNNEL_OFF")?,
+            listen: variable(lookup, "CAUSEWAY_TUNNEL")?,
+            mtu: variable(lookup, "CAUSEWAY_TUNNEL_MTU")?,
+            device: variable(lookup, "CAUSEWAY_TUNNEL_DEVICE")?,
+        },
+        kubernetes: KubernetesLayer {
+            listen: variable(lookup, "CAUSEWAY_KUBERNETES_LISTEN")?,
+            unused: variable(lookup, "CAUSEWAY_KUBERNETES_UNUSED")?,
         },
     })
 }

@@ -34,7 +34,7 @@ struct Section {
     intro: &'static str,
 }
 
-const SECTIONS: [Section; 5] = [
+const SECTIONS: [Section; 7] = [
     Section { name: "", layer: "Layer", intro: "Settings outside any section, at the top of the file." },
     Section { name: "log", layer: "LogLayer", intro: "Log lines of both roles." },
     Section { name: "cloud", layer: "CloudLayer", intro: "Settings of `causeway cloud`." },
@@ -43,6 +43,16 @@ const SECTIONS: [Section; 5] = [
         name: "gateway",
         layer: "GatewayLayer",
         intro: "Settings of the gateway, which both roles run.",
+    },
+    Section {
+        name: "tunnel",
+        layer: "TunnelLayer",
+        intro: "Settings of layer 3 (`docs/layer3.md`), which both roles run.",
+    },
+    Section {
+        name: "kubernetes",
+        layer: "KubernetesLayer",
+        intro: "The Kubernetes API that `causeway edge` serves (`docs/edge-api.md`).",
     },
 ];
 
@@ -131,7 +141,8 @@ fn form(kind: &str) -> String {
         "String" => "text",
         "SocketAddr" => "`\"IP:PORT\"`",
         "NonZeroU32" => "number from 1",
-        "u64" => "number",
+        "u64" | "u16" => "number",
+        "bool" => "`true` or `false`",
         "HumanDuration" => "duration, as in `\"90s\"`, `\"1h30m\"`, `\"30d\"`",
         "AdvertisedEndpoint" => "`\"HOST:PORT\"`",
         "AllowRule" => "`\"HOST:PORT\"`, `\"*.SUFFIX:PORT\"`, `\"NETWORK:PORT\"`",
@@ -159,7 +170,9 @@ fn flags(section: &str, key: &str) -> String {
         "edge" => &["edge"],
         _ => &["cloud", "edge"],
     };
-    let names = [key.to_owned(), key.trim_end_matches('s').to_owned(), format!("{section}-{key}")];
+    // The flag of the address that a section listens on has the name of the section.
+    let listen = if key == "listen" { section } else { key };
+    let names = [listen.to_owned(), key.trim_end_matches('s').to_owned(), format!("{section}-{key}")];
     let command = Cli::command();
     let found = roles.iter().find_map(|role| {
         let role = command.find_subcommand(role)?;

@@ -48,6 +48,7 @@ fn every_setting_can_be_given_in_every_layer() {
         channel = "[::1]:2"
         admin = "127.0.0.1:3"
         connect = "127.0.0.1:5"
+        kubernetes = "/cluster"
         connect-allow = ["hooks.example.org:443", "10.96.0.0/12:443"]
         advertise = ["cloud.example.org:7444", "[2001:db8::1]:7444"]
         peer-address = "10.0.0.1:7444"
@@ -82,6 +83,14 @@ fn every_setting_can_be_given_in_every_layer() {
         entry-tls = "127.0.0.1:8443"
         backends-allow = ["169.254.169.254:80"]
         backends-deny = ["10.0.0.0/8", "[fd00::/8]:1-1023"]
+        [tunnel]
+        off = true
+        listen = "127.0.0.1:6"
+        mtu = 1400
+        device = "causeway-l3-x"
+        [kubernetes]
+        listen = "127.0.0.1:7"
+        unused = "1h"
         "#,
     );
     let none = Layer::default;
@@ -100,6 +109,7 @@ fn every_setting_can_be_given_in_every_layer() {
         ("CHANNEL", "127.0.0.1:2"),
         ("ADMIN", "127.0.0.1:3"),
         ("CONNECT", "127.0.0.1:5"),
+        ("KUBERNETES", "/cluster"),
         ("CONNECT_ALLOW", "*.svc:443,10.96.0.0/12:443"),
         ("ADVERTISE", "a:1,b:2"),
         ("PEER_ADDRESS", "c:3"),
@@ -130,6 +140,12 @@ fn every_setting_can_be_given_in_every_layer() {
         ("ENTRY_TLS", "127.0.0.1:8443"),
         ("BACKENDS_ALLOW", "169.254.169.254:80"),
         ("BACKENDS_DENY", "10.0.0.0/8,[fd00::/8]:1-1023"),
+        ("TUNNEL", "127.0.0.1:6"),
+        ("TUNNEL_OFF", "true"),
+        ("TUNNEL_MTU", "1400"),
+        ("TUNNEL_DEVICE", "causeway-l3-x"),
+        ("KUBERNETES_LISTEN", "127.0.0.1:7"),
+        ("KUBERNETES_UNUSED", "1h"),
     ];
     let names: Vec<(String, &str)> = names.map(|(name, value)| (format!("CAUSEWAY_{name}"), value)).to_vec();
     let names: Vec<(&str, &str)> = names.iter().map(|(name, value)| (name.as_str(), *value)).collect();

@@ -10,6 +10,8 @@ mod apply;
 mod change;
 mod discovery;
 mod documents;
+mod edge_api;
+mod edge_api_callers;
 mod edit;
 mod history;
 mod javascript;

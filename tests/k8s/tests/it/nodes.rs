@@ -82,7 +82,7 @@ impl Drop for Lab {
 }
 
 // In the order in which they end.
-struct World {
+struct Fleet {
     _node: Lab,
     other: Child,
     cluster: Lab,
@@ -93,15 +93,15 @@ struct World {
     _net: Net,
 }
 
-impl Drop for World {
+impl Drop for Fleet {
     fn drop(&mut self) {
         let _ = self.other.kill();
         let _ = self.other.wait();
     }
 }
 
-impl World {
-    fn start() -> World {
+impl Fleet {
+    fn start() -> Fleet {
         let net = Net::build(&plan()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let host = net.host("cloud").unwrap();
@@ -110,7 +110,7 @@ impl World {
         // Who does not ask through a door asks for the node's name, and comes to the node's port of the cloud.
         let config = folder.path().join("cloud.toml");
         std::fs::write(&config, format!("[gateway]\nentry-tls = \"{public}:10250\"\n")).unwrap();
-        let flags = ["--connect", "127.0.0.1:7446", "--config", config.to_str().unwrap()];
+        let flags = ["--connect", "127.0.0.1:7447", "--config", config.to_str().unwrap()];
         let cloud = CloudHost::start(&host, folder.path(), &[endpoint], &flags).unwrap();
         let edges = ["edge-a", "edge-b"].map(|name| {
             let token = cloud.token(name).unwrap();
@@ -126,7 +126,7 @@ impl World {
         up.arg(&node.folder).args([site.namespace(), "node-a", NODE_IP]).arg(&cluster.folder).arg(server);
         finish(up, None).unwrap().success().unwrap();
         let other = start_other(&net.host("edge-b").unwrap(), &cluster.folder, folder.path());
-        World { _node: node, other, cluster, edges, cloud, host, folder, _net: net }
+        Fleet { _node: node, other, cluster, edges, cloud, host, folder, _net: net }
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Command {
@@ -274,24 +274,24 @@ fn kubectl_reaches_a_pod_at_a_site_through_the_egress_selector() {
         return;
     }
     let begun = Instant::now();
-    let mut world = World::start();
+    let mut fleet = Fleet::start();
     println!("cloud, two edges, API server and node are ready after {:?}", begun.elapsed());
-    world.pod("box", "echo begun; httpd -p 8080 -h /etc; exec cat");
+    fleet.pod("box", "echo begun; httpd -p 8080 -h /etc; exec cat");
     println!("the pod runs after {:?}", begun.elapsed());
 
-    logs(&world);
-    exec(&world);
-    attach(&world);
-    port_forward(&world);
-    copy(&world);
-    equal_addresses(&world);
-    scrape(&world);
-    large_log(&mut world);
-    through_tls(&world);
+    logs(&fleet);
+    exec(&fleet);
+    attach(&fleet);
+    port_forward(&fleet);
+    copy(&fleet);
+    equal_addresses(&fleet);
+    scrape(&fleet);
+    large_log(&mut fleet);
+    through_tls(&fleet);
     println!("SKIPPED: kubectl top: needs metrics-server, which Debian does not have");
 
     let journal = || {
-        let files = std::fs::read_dir(world.folder.path().join("cloud/audit")).unwrap().flatten();
+        let files = std::fs::read_dir(fleet.folder.path().join("cloud/audit")).unwrap().flatten();
         files.filter_map(|file| std::fs::read_to_string(file.path()).ok()).collect::<String>()
     };
     for gateway in ["cloud", "edge-a"] {
@@ -303,39 +303,39 @@ fn kubectl_reaches_a_pod_at_a_site_through_the_egress_selector() {
     }
 }
 
-fn logs(world: &World) {
-    assert_eq!(world.ok(&["logs", "box"]), "begun\n");
-    let mut following = Following::start(world.kubectl(&["logs", "-f", "box"]));
+fn logs(fleet: &Fleet) {
+    assert_eq!(fleet.ok(&["logs", "box"]), "begun\n");
+    let mut following = Following::start(fleet.kubectl(&["logs", "-f", "box"]));
     following.await_line("begun");
-    world.ok(&["exec", "box", "--", "sh", "-c", "echo later >/proc/1/fd/1"]);
+    fleet.ok(&["exec", "box", "--", "sh", "-c", "echo later >/proc/1/fd/1"]);
     following.await_line("later");
 }
 
-fn exec(world: &World) {
-    assert_eq!(world.ok(&["exec", "box", "--", "sh", "-c", "echo $((6 * 7))"]), "42\n");
-    assert_eq!(world.run(&["exec", "box", "--", "sh", "-c", "exit 7"], None).code, 7);
+fn exec(fleet: &Fleet) {
+    assert_eq!(fleet.ok(&["exec", "box", "--", "sh", "-c", "echo $((6 * 7))"]), "42\n");
+    assert_eq!(fleet.run(&["exec", "box", "--", "sh", "-c", "exit 7"], None).code, 7);
     assert_eq!(
-        world.run(&["exec", "-i", "box", "--", "wc", "-c"], Some("12345")).success().unwrap().trim(),
+        fleet.run(&["exec", "-i", "box", "--", "wc", "-c"], Some("12345")).success().unwrap().trim(),
         "5"
     );
     // With a terminal at both ends; script(1) has one to lend. Its size comes a moment after the terminal itself; until
     // then stty says nothing, and succeeds.
     let in_terminal =
         "'tty; for i in $(seq 100); do stty size 2>/dev/null | grep . && break; usleep 100000; done'";
-    let line = world.kubectl(&["exec", "-it", "box", "--", "sh", "-c", in_terminal]);
+    let line = fleet.kubectl(&["exec", "-it", "box", "--", "sh", "-c", in_terminal]);
     let words: Vec<String> = std::iter::once(line.get_program())
         .chain(line.get_args())
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
     let mut script = Command::new("script");
     script.args(["-qec", &format!("stty rows 33 cols 99; {}", words.join(" ")), "/dev/null"]);
-    script.env("HOME", world.folder.path());
+    script.env("HOME", fleet.folder.path());
     let seen = finish(script, None).unwrap();
     assert!(seen.stdout.contains("/dev/pts/") && seen.stdout.contains("33 99"), "{seen:?}");
 }
 
-fn attach(world: &World) {
-    let mut command = world.kubectl(&["attach", "-i", "box"]);
+fn attach(fleet: &Fleet) {
+    let mut command = fleet.kubectl(&["attach", "-i", "box"]);
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
@@ -348,12 +348,12 @@ fn attach(world: &World) {
     drop(stdin);
 }
 
-fn port_forward(world: &World) {
-    let mut forwarding = Following::start(world.kubectl(&["port-forward", "pod/box", ":8080"]));
+fn port_forward(fleet: &Fleet) {
+    let mut forwarding = Following::start(fleet.kubectl(&["port-forward", "pod/box", ":8080"]));
     let line = forwarding.await_line("Forwarding from 127.0.0.1:");
     let port: u16 = line.split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     for _ in 0..3 {
-        let answer = world.host.inside(|| {
+        let answer = fleet.host.inside(|| {
             let mut stream = TcpStream::connect(("127.0.0.1", port))?;
             stream.set_read_timeout(Some(Duration::from_secs(30)))?;
             stream.write_all(b"GET /passwd HTTP/1.0\r\n\r\n")?;
@@ -365,37 +365,37 @@ fn port_forward(world: &World) {
     }
 }
 
-fn copy(world: &World) {
-    let (there, back) = (world.folder.path().join("there"), world.folder.path().join("back"));
+fn copy(fleet: &Fleet) {
+    let (there, back) = (fleet.folder.path().join("there"), fleet.folder.path().join("back"));
     let content: Vec<u8> =
         (0..3_000_000u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     std::fs::write(&there, &content).unwrap();
-    world.ok(&["cp", there.to_str().unwrap(), "box:/tmp/file"]);
-    world.ok(&["cp", "box:/tmp/file", back.to_str().unwrap()]);
+    fleet.ok(&["cp", there.to_str().unwrap(), "box:/tmp/file"]);
+    fleet.ok(&["cp", "box:/tmp/file", back.to_str().unwrap()]);
     assert!(std::fs::read(&back).unwrap() == content);
 }
 
 /// The API server asks a node of the same address at the other site, by its name, and checks its certificate.
-fn equal_addresses(world: &World) {
+fn equal_addresses(fleet: &Fleet) {
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-b"}, "status": {
         "addresses": [{"type": "InternalIP", "address": NODE_IP}, {"type": "Hostname", "address": "node-b"}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}}});
-    world.run(&["create", "-f", "-"], Some(&node.to_string())).success().unwrap();
-    assert_eq!(world.ok(&["get", "--raw", "/api/v1/nodes/node-b/proxy/healthz"]), "node-b is well");
-    assert_eq!(world.ok(&["get", "--raw", "/api/v1/nodes/node-a/proxy/healthz"]), "ok");
+    fleet.run(&["create", "-f", "-"], Some(&node.to_string())).success().unwrap();
+    assert_eq!(fleet.ok(&["get", "--raw", "/api/v1/nodes/node-b/proxy/healthz"]), "node-b is well");
+    assert_eq!(fleet.ok(&["get", "--raw", "/api/v1/nodes/node-a/proxy/healthz"]), "ok");
 }
 
 /// The API server comes to the door on the network instead, and both show certificates.
-fn through_tls(world: &World) {
-    let down = Command::new(here("lab/kube-apiserver-down")).arg(&world.cluster.folder).status().unwrap();
+fn through_tls(fleet: &Fleet) {
+    let down = Command::new(here("lab/kube-apiserver-down")).arg(&fleet.cluster.folder).status().unwrap();
     assert!(down.success());
-    let connect = world.folder.path().join("cloud/connect");
-    let transport = json!({"tcp": {"url": "https://127.0.0.1:7446", "tlsConfig": {"caBundle": connect.join("ca.pem"),
+    let connect = fleet.folder.path().join("cloud/connect");
+    let transport = json!({"tcp": {"url": "https://127.0.0.1:7447", "tlsConfig": {"caBundle": connect.join("ca.pem"),
         "clientKey": connect.join("client.pem"), "clientCert": connect.join("client.pem")}}});
-    start_api_server(&world.host, world.folder.path(), transport);
-    assert!(world.ok(&["logs", "box"]).starts_with("begun\n"));
-    assert_eq!(world.ok(&["exec", "box", "--", "echo", "through TLS"]), "through TLS\n");
-    assert_eq!(world.ok(&["get", "--raw", "/api/v1/nodes/node-b/proxy/healthz"]), "node-b is well");
+    start_api_server(&fleet.host, fleet.folder.path(), transport);
+    assert!(fleet.ok(&["logs", "box"]).starts_with("begun\n"));
+    assert_eq!(fleet.ok(&["exec", "box", "--", "echo", "through TLS"]), "through TLS\n");
+    assert_eq!(fleet.ok(&["get", "--raw", "/api/v1/nodes/node-b/proxy/healthz"]), "node-b is well");
 }
 
 /// What a node says of itself in plain HTTP, at the other site.
@@ -410,32 +410,32 @@ fn start_exporter(host: &Host, folder: &Path) -> Child {
 
 /// Prometheus asks in three ways: the kubelet through the door on the network, where both check each other's certificates; a node
 /// in plain HTTP through the same door; and the kubelet by its name, which the cloud's DNS answers, at the cloud's entry.
-fn scrape(world: &World) {
+fn scrape(fleet: &Fleet) {
     let Ok(Ok(program)) = finish(Command::new(here("lab/install-prometheus")), None).map(Ran::success) else {
         return println!("SKIPPED: Prometheus through proxy_url: Debian's package cannot be fetched");
     };
-    let (folder, connect) = (world.folder.path(), world.folder.path().join("cloud/connect"));
+    let (folder, connect) = (fleet.folder.path(), fleet.folder.path().join("cloud/connect"));
     // It has one setting for the proxy and for the target.
-    let authorities = [connect.join("ca.pem"), world.cluster.folder.join("pki/ca.crt")];
+    let authorities = [connect.join("ca.pem"), fleet.cluster.folder.join("pki/ca.crt")];
     let both: String = authorities.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
     std::fs::write(folder.join("both.pem"), both).unwrap();
-    let tokens = std::fs::read_to_string(world.cluster.folder.join("pki/tokens.csv")).unwrap();
+    let tokens = std::fs::read_to_string(fleet.cluster.folder.join("pki/tokens.csv")).unwrap();
     let client = connect.join("client.pem").display().to_string();
     let certificates = json!({"ca_file": folder.join("both.pem"), "cert_file": client, "key_file": client});
     let authorization = json!({"credentials": tokens.split(',').next().unwrap()});
     let config = json!({"global": {"scrape_interval": "1s"}, "scrape_configs": [
-        {"job_name": "door", "scheme": "https", "proxy_url": "https://127.0.0.1:7446", "tls_config": certificates,
+        {"job_name": "door", "scheme": "https", "proxy_url": "https://127.0.0.1:7447", "tls_config": certificates,
             "authorization": authorization, "static_configs": [{"targets": ["node-a:10250"]}]},
-        {"job_name": "plain", "scheme": "http", "proxy_url": "https://127.0.0.1:7446", "tls_config": certificates,
+        {"job_name": "plain", "scheme": "http", "proxy_url": "https://127.0.0.1:7447", "tls_config": certificates,
             "static_configs": [{"targets": ["node-b:9100"]}]},
         {"job_name": "name", "scheme": "https", "tls_config": {"ca_file": authorities[1]},
             "authorization": authorization, "static_configs": [{"targets": ["node-a:10250"]}]}]});
     std::fs::write(folder.join("prometheus.yml"), config.to_string()).unwrap();
-    let mut exporter = start_exporter(&world.edges[1].unit.host, folder);
+    let mut exporter = start_exporter(&fleet.edges[1].unit.host, folder);
     // Its resolver is the cloud.
     let resolver = folder.join("resolv.conf");
     std::fs::write(&resolver, "nameserver 127.0.0.1\n").unwrap();
-    let mut command = world.host.command("unshare");
+    let mut command = fleet.host.command("unshare");
     let script = r#"mount --bind "$1" /etc/resolv.conf && shift && exec "$@""#;
     command.args(["--mount", "sh", "-c", script, "sh"]).arg(resolver).arg(program.trim());
     command.arg(format!("--config.file={}", folder.join("prometheus.yml").display()));
@@ -444,7 +444,7 @@ fn scrape(world: &World) {
     let log = std::fs::File::create(folder.join("prometheus.log")).unwrap();
     let mut prometheus = command.stderr(log).spawn().unwrap();
     let ask = |path: &str| {
-        let answer = world.host.inside(|| testlab::causeway::get(([127, 0, 0, 1], 9090).into(), path));
+        let answer = fleet.host.inside(|| testlab::causeway::get(([127, 0, 0, 1], 9090).into(), path));
         answer.map(|(_, body)| body).unwrap_or_default()
     };
     let up = wait_for("Prometheus has scraped in three ways", || {
@@ -460,13 +460,13 @@ fn scrape(world: &World) {
 }
 
 /// A large log streams; nobody on the way holds it.
-fn large_log(world: &mut World) {
+fn large_log(fleet: &mut Fleet) {
     let soak = std::env::var_os("CAUSEWAY_SOAK").is_some_and(|value| value == "1");
     let lines: u64 = if soak { 200_000 } else { 40_000 };
-    world.pod("big", &format!("yes $(printf '%01023d' 0) | head -n {lines}; exec cat"));
-    let before = world.memory_peaks();
+    fleet.pod("big", &format!("yes $(printf '%01023d' 0) | head -n {lines}; exec cat"));
+    let before = fleet.memory_peaks();
     let begun = Instant::now();
-    let mut command = world.kubectl(&["logs", "-f", "big"]);
+    let mut command = fleet.kubectl(&["logs", "-f", "big"]);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let mut log = child.stdout.take().unwrap().take(lines * 1024);
     let bytes = std::io::copy(&mut log, &mut std::io::sink()).unwrap();
@@ -474,7 +474,7 @@ fn large_log(world: &mut World) {
     let took = begun.elapsed();
     child.kill().unwrap();
     child.wait().unwrap();
-    let after = world.memory_peaks();
+    let after = fleet.memory_peaks();
     println!(
         "{} MB of log in {took:?}; peaks in KiB, cloud and edge: {before:?} before, {after:?} after",
         bytes >> 20

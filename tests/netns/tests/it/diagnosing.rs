@@ -5,14 +5,14 @@
 use testlab::causeway::wait_for;
 use testlab::net::Echo;
 
-use crate::world::{EDGE, NAT, PATIENCE, World};
+use crate::nat_fleet::{EDGE, Fleet, NAT, PATIENCE};
 
 /// `doctor` says all of these parts, and none of those.
 #[track_caller]
-fn check(world: &World, set_up: &str, arguments: &[&str], code: i32, parts: &[&str], not: &[&str]) {
+fn check(fleet: &Fleet, set_up: &str, arguments: &[&str], code: i32, parts: &[&str], not: &[&str]) {
     let mut last = None;
     let said = wait_for(set_up, || {
-        let ran = world.cloud.run(&[&["doctor"], arguments].concat()).ok()?;
+        let ran = fleet.cloud.run(&[&["doctor"], arguments].concat()).ok()?;
         let is_said = ran.code == code
             && parts.iter().all(|part| ran.stdout.contains(part))
             && !not.iter().any(|part| ran.stdout.contains(part));
@@ -31,19 +31,19 @@ fn check(world: &World, set_up: &str, arguments: &[&str], code: i32, parts: &[&s
 }
 
 /// Runs a program on the host of the edge.
-fn on_edge(world: &World, command: &str) {
+fn on_edge(fleet: &Fleet, command: &str) {
     let mut words = command.split_whitespace();
-    let output = world.net.host(EDGE).unwrap().command(words.next().unwrap()).args(words).output().unwrap();
+    let output = fleet.net.host(EDGE).unwrap().command(words.next().unwrap()).args(words).output().unwrap();
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
 fn doctor_sees_forwarding_firewalls_routes_and_blocked_udp() {
-    let Some(mut world) = World::connected("doctor_sees_forwarding_firewalls_routes_and_blocked_udp") else {
+    let Some(mut fleet) = Fleet::connected("doctor_sees_forwarding_firewalls_routes_and_blocked_udp") else {
         return;
     };
-    let ip = world.net.ipv4(EDGE).unwrap();
-    let _backend = Echo::start(&world.net.host("cloud").unwrap(), "0.0.0.0:7000".parse().unwrap()).unwrap();
+    let ip = fleet.net.ipv4(EDGE).unwrap();
+    let _backend = Echo::start(&fleet.net.host("cloud").unwrap(), "0.0.0.0:7000".parse().unwrap()).unwrap();
     // A service of the cloud, presented at the edge's site; that site has a router: the edge's host.
     let objects = format!(
         "---\n{{apiVersion: causeway.io/v1, kind: EGateway, metadata: {{name: {EDGE}}}, eSiteName: {EDGE}, ip: {ip}}}\n\
@@ -51,54 +51,54 @@ fn doctor_sees_forwarding_firewalls_routes_and_blocked_udp() {
          ---\n{{apiVersion: causeway.io/v1, kind: EPolicy, metadata: {{name: all}}, allowedSites: [{EDGE}]}}\n\
          ---\n{{apiVersion: causeway.io/v1, kind: ServiceExpose, metadata: {{name: web}}, eServiceName: web, dnsName: web.test, eSites: [{EDGE}], ePolicys: [all]}}\n"
     );
-    world.cloud.apply(&objects).unwrap();
+    fleet.cloud.apply(&objects).unwrap();
 
     let gateway = format!("gateway/{EDGE}");
     let gateway = gateway.as_str();
-    on_edge(&world, "sysctl -q -w net.ipv4.conf.eth0.forwarding=0");
+    on_edge(&fleet, "sysctl -q -w net.ipv4.conf.eth0.forwarding=0");
     let off = ["does not forward IPv4", "fix: sysctl -w net.ipv4.conf.eth0.forwarding=1"];
-    check(&world, "forwarding is off", &[gateway], 1, &off, &[]);
-    check(&world, "forwarding is off, seen from the fleet", &[], 1, &off, &[]);
-    on_edge(&world, "sysctl -q -w net.ipv4.conf.eth0.forwarding=1");
-    check(&world, "forwarding is on again", &["web"], 0, &["a question went from"], &["forward IPv4"]);
+    check(&fleet, "forwarding is off", &[gateway], 1, &off, &[]);
+    check(&fleet, "forwarding is off, seen from the fleet", &[], 1, &off, &[]);
+    on_edge(&fleet, "sysctl -q -w net.ipv4.conf.eth0.forwarding=1");
+    check(&fleet, "forwarding is on again", &["web"], 0, &["a question went from"], &["forward IPv4"]);
 
-    on_edge(&world, "nft add table inet guard");
+    on_edge(&fleet, "nft add table inet guard");
     on_edge(
-        &world,
+        &fleet,
         "nft add chain inet guard forward { type filter hook forward priority 0 ; policy drop ; }",
     );
     let dropped =
         ["chain inet guard forward has policy drop", "fix: nft insert rule inet guard forward oifname"];
-    check(&world, "a firewall drops what is forwarded", &[gateway], 1, &dropped, &[]);
-    on_edge(&world, "nft add rule inet guard forward oifname causeway* accept");
-    check(&world, "a rule lets it through", &[gateway], 0, &[], &["policy drop"]);
-    on_edge(&world, "nft insert rule inet guard forward meta l4proto tcp drop");
-    check(&world, "a rule drops it", &[gateway], 1, &["a rule of chain inet guard forward does"], &[]);
-    on_edge(&world, "nft delete table inet guard");
-    check(&world, "the firewall is gone", &[gateway], 0, &[], &["firewall"]);
+    check(&fleet, "a firewall drops what is forwarded", &[gateway], 1, &dropped, &[]);
+    on_edge(&fleet, "nft add rule inet guard forward oifname causeway* accept");
+    check(&fleet, "a rule lets it through", &[gateway], 0, &[], &["policy drop"]);
+    on_edge(&fleet, "nft insert rule inet guard forward meta l4proto tcp drop");
+    check(&fleet, "a rule drops it", &[gateway], 1, &["a rule of chain inet guard forward does"], &[]);
+    on_edge(&fleet, "nft delete table inet guard");
+    check(&fleet, "the firewall is gone", &[gateway], 0, &[], &["firewall"]);
 
-    let list = world.cloud.call(|api| api.get("/apis/causeway.io/v1/virtualpresences")?.success()).unwrap();
+    let list = fleet.cloud.call(|api| api.get("/apis/causeway.io/v1/virtualpresences")?.success()).unwrap();
     let items = list["items"].as_array().unwrap().iter();
     let address =
         items.filter(|item| item["eSiteName"] == EDGE).find_map(|item| item["virtualIp"].as_str()).unwrap();
-    on_edge(&world, &format!("ip route add {address}/32 dev eth0"));
+    on_edge(&fleet, &format!("ip route add {address}/32 dev eth0"));
     let hidden = format!("the host has a more specific route to {address}/32 by eth0");
     check(
-        &world,
+        &fleet,
         "a more specific route hides the presence",
         &["web"],
         1,
         &[&hidden, "fix: ip route del"],
         &[],
     );
-    on_edge(&world, &format!("ip route del {address}/32 dev eth0"));
-    check(&world, "the route is gone", &["web"], 0, &[], &["more specific route"]);
+    on_edge(&fleet, &format!("ip route del {address}/32 dev eth0"));
+    check(&fleet, "the route is gone", &["web"], 0, &[], &["more specific route"]);
 
-    world.net.block(NAT, testlab::net::Traffic::Udp).unwrap();
-    world.await_transport("tcp", PATIENCE);
+    fleet.net.block(NAT, testlab::net::Traffic::Udp).unwrap();
+    fleet.await_transport("tcp", PATIENCE);
     let fell_back = ["it fell back to TCP: ", "let UDP of the channel port through"];
-    check(&world, "UDP is blocked", &[gateway], 0, &fell_back, &[]);
-    world.net.allow(NAT, testlab::net::Traffic::Udp).unwrap();
-    world.await_transport("quic", PATIENCE);
-    check(&world, "UDP passes again", &[gateway], 0, &["connected over quic"], &["fell back"]);
+    check(&fleet, "UDP is blocked", &[gateway], 0, &fell_back, &[]);
+    fleet.net.allow(NAT, testlab::net::Traffic::Udp).unwrap();
+    fleet.await_transport("quic", PATIENCE);
+    check(&fleet, "UDP passes again", &[gateway], 0, &["connected over quic"], &["fell back"]);
 }

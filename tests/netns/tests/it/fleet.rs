@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use testlab::causeway::wait_for;
-use testlab::dice::Dice;
 use testlab::fleet::{CHANNEL_PORT, CloudHost, EdgeHost};
 use testlab::net::Net;
+use testlab::random::SeededRandom;
 use testlab::relay::{Faults, Relay};
 
 use crate::{build, two_sites};
@@ -51,7 +51,8 @@ fn an_edge_enrols_over_a_bad_line() {
     let listen = SocketAddr::new(net.gateway_ipv4("nat-a").unwrap().into(), 0);
     let target = channel(net.ipv4("cloud").unwrap());
     let relay =
-        Relay::start_in(&net.host("internet").unwrap(), listen, target, Dice::seed("bad line")).unwrap();
+        Relay::start_in(&net.host("internet").unwrap(), listen, target, SeededRandom::seed("bad line"))
+            .unwrap();
     relay.set_both(&Faults { delay: Duration::from_millis(100), loss: 0.05, ..Faults::default() });
     let cloud = cloud(&net, folder.path(), &[relay.address()]);
     let token = cloud.token("edge-a").unwrap();

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use testlab::causeway::wait_for;
 use testlab::net::Host;
 
-use crate::presences::World;
+use crate::presences::Fleet;
 
 const TOPIC: &str = "orders";
 const PARTITIONS: usize = 6;
@@ -139,18 +139,18 @@ fn say(producer: &mut ChildStdin, lines: &BTreeSet<String>) {
     producer.flush().unwrap();
 }
 
-fn expose(world: &World, brokers: &Brokers) {
+fn expose(fleet: &Fleet, brokers: &Brokers) {
     let gateway = json!({"apiVersion": "causeway.io/v1", "kind": "EGateway", "metadata": {"name": "edge-b"},
         "eSiteName": "edge-b", "ip": "10.0.0.1", "virtualPresenceIPcidr": "198.18.0.0/16"});
-    world.cloud.apply(&gateway.to_string()).unwrap();
-    world.post("eservers", "EServer", "client-b", json!({"ip": "10.0.0.2", "eSiteName": "edge-b"}));
-    world.post("epolicies", "EPolicy", "client-b", json!({"allowedServers": ["client-b"]}));
+    fleet.cloud.apply(&gateway.to_string()).unwrap();
+    fleet.post("eservers", "EServer", "client-b", json!({"ip": "10.0.0.2", "eSiteName": "edge-b"}));
+    fleet.post("epolicies", "EPolicy", "client-b", json!({"allowedServers": ["client-b"]}));
     let endpoints: Vec<Value> =
         brokers.addresses.iter().map(|(ip, port)| json!({"ip": ip, "port": port})).collect();
     let service = json!({"port": 9092, "protocol": "KAFKA", "eSiteName": "edge-a", "endpoints": endpoints});
-    world.post("eservices", "EService", "orders", service);
+    fleet.post("eservices", "EService", "orders", service);
     let expose = json!({"eServiceName": "orders", "dnsName": "kafka.test", "eSites": ["edge-b"], "ePolicys": ["client-b"]});
-    world.post("serviceexposes", "ServiceExpose", "orders", expose);
+    fleet.post("serviceexposes", "ServiceExpose", "orders", expose);
 }
 
 fn missing() -> Option<&'static str> {
@@ -171,12 +171,12 @@ fn kcat_finds_three_brokers_by_one_name_and_loses_nothing_when_one_restarts() {
     if let Some(reason) = missing() {
         return println!("skipped: {test} {reason}");
     }
-    let Some(world) = World::start(test) else { return };
-    let folder = world.folder.path();
-    let mut brokers = Brokers::start(&world.host("edge-a"), folder);
-    expose(&world, &brokers);
-    let presence: IpAddr = world.presence("orders", "edge-b").ip();
-    let client = world.host("client-b");
+    let Some(fleet) = Fleet::start(test) else { return };
+    let folder = fleet.folder.path();
+    let mut brokers = Brokers::start(&fleet.host("edge-a"), folder);
+    expose(&fleet, &brokers);
+    let presence: IpAddr = fleet.presence("orders", "edge-b").ip();
+    let client = fleet.host("client-b");
 
     let begin = Instant::now();
     let seen = wait_for("kcat lists the cluster", || listed(&client, folder)).unwrap();
@@ -184,7 +184,7 @@ fn kcat_finds_three_brokers_by_one_name_and_loses_nothing_when_one_restarts() {
     let expected = (1..=3).map(|node| (node, format!("{presence}:{}", 9092 + node))).collect();
     assert_eq!(seen, expected, "every broker at the presence, and no real address");
     // Nobody has named this one.
-    assert_eq!(listed(&world.host("server-b"), folder), None);
+    assert_eq!(listed(&fleet.host("server-b"), folder), None);
 
     let printed = folder.join("consumed");
     let group = ["-u", "-q", "-f", "%s\\n", "-X", "auto.offset.reset=earliest", "-G", "readers", TOPIC];
@@ -220,7 +220,7 @@ fn kcat_finds_three_brokers_by_one_name_and_loses_nothing_when_one_restarts() {
     wait_for("everything is heard", || (received(&printed) == all).then_some(())).unwrap();
     println!("heard all {} after {:?} with the broker back", all.len(), begin.elapsed());
 
-    let audit = world.cloud.run(&["audit", "--json", "--since", "10m"]).unwrap().success().unwrap();
+    let audit = fleet.cloud.run(&["audit", "--json", "--since", "10m"]).unwrap().success().unwrap();
     let records = audit.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let kafka: Vec<Value> = records.filter(|record| record["protocol"] == "kafka").collect();
     let decided = |decision: &str| kafka.iter().any(|record| record["decision"] == decision);

@@ -10,17 +10,22 @@ mod fleet;
 mod idling;
 mod kafka;
 mod lab;
+mod layer3_lab;
+mod layer3_routed;
 mod learning;
 mod lying;
 mod mass;
+mod nat_fleet;
+mod presence_namespace;
 mod presences;
 mod programs;
 mod readme;
 mod remembering;
-mod room;
 mod rows;
 mod sites;
-mod world;
+mod tunnel_crossing;
+mod tunnel_lab;
+mod tunnel_wireguard;
 
 use testlab::net::{Net, Plan};
 

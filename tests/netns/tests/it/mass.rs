@@ -15,24 +15,24 @@ use testlab::causeway::wait_for;
 use testlab::fleet::Unit;
 use testlab::net::reach_tcp;
 
-use crate::presences::World;
+use crate::presences::Fleet;
 
 /// A service of site a for the client of site b, and where that finds it.
-fn expose(world: &World, protocol: &str, port: u16) -> SocketAddr {
+fn expose(fleet: &Fleet, protocol: &str, port: u16) -> SocketAddr {
     let name = format!("{}-{port}", protocol.to_lowercase());
     let service = json!({"ip": "10.0.1.2", "port": port, "protocol": protocol, "eSiteName": "edge-a"});
-    world.post("eservices", "EService", &name, service);
+    fleet.post("eservices", "EService", &name, service);
     let expose = json!({"eServiceName": name, "eSites": ["edge-b"], "ePolicys": ["client-b"]});
-    world.post("serviceexposes", "ServiceExpose", &name, expose);
-    SocketAddr::new(world.presence_ip(&name, "edge-b"), port)
+    fleet.post("serviceexposes", "ServiceExpose", &name, expose);
+    SocketAddr::new(fleet.presence_ip(&name, "edge-b"), port)
 }
 
-/// The world with its client known and let in, and the first connection made.
-fn open(world: &World) {
-    world.post("eservers", "EServer", "client-b", json!({"ip": "10.0.0.2", "eSiteName": "edge-b"}));
-    world.post("epolicies", "EPolicy", "client-b", json!({"allowedServers": ["client-b"]}));
-    let echo = expose(world, "TCP", 7000);
-    let client = world.host("client-b");
+/// The fleet with its client known and let in, and the first connection made.
+fn open(fleet: &Fleet) {
+    fleet.post("eservers", "EServer", "client-b", json!({"ip": "10.0.0.2", "eSiteName": "edge-b"}));
+    fleet.post("epolicies", "EPolicy", "client-b", json!({"allowedServers": ["client-b"]}));
+    let echo = expose(fleet, "TCP", 7000);
+    let client = fleet.host("client-b");
     wait_for("TCP crosses", || reach_tcp(&client, echo, Duration::from_secs(2)).ok()).unwrap();
 }
 

@@ -10,7 +10,7 @@ use testlab::fleet::{CHANNEL_PORT, CloudHost, EdgeHost};
 use testlab::net::{Echo, Host, Net, Plan, reach_tcp, reach_udp};
 
 use crate::build;
-use crate::room::furniture;
+use crate::presence_namespace::leftovers;
 
 /// For what has no bound of its own. Nothing waits this long when all is well.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -39,7 +39,7 @@ fn plan() -> Plan {
 }
 
 // In the order in which they end: processes before the network they run in.
-pub struct World {
+pub struct Fleet {
     pub edges: Vec<EdgeHost>,
     pub cloud: CloudHost,
     _servers: Vec<Echo>,
@@ -48,9 +48,9 @@ pub struct World {
     before: std::collections::BTreeSet<String>,
 }
 
-impl World {
-    pub fn start(test: &str) -> Option<World> {
-        World::start_with(test, "auto", |_, cloud| cloud)
+impl Fleet {
+    pub fn start(test: &str) -> Option<Fleet> {
+        Fleet::start_with(test, "auto", |_, cloud| cloud)
     }
 
     /// The same over one transport, where edges find the cloud at what `endpoint` makes of its address.
@@ -58,13 +58,13 @@ impl World {
         test: &str,
         transport: &str,
         endpoint: impl FnOnce(&Net, SocketAddr) -> SocketAddr,
-    ) -> Option<World> {
+    ) -> Option<Fleet> {
         let net = build(test, &plan())?;
         let folder = tempfile::tempdir().unwrap();
         let channel = SocketAddr::new(net.ipv4("cloud").unwrap().into(), CHANNEL_PORT);
         let advertise = [endpoint(&net, channel)];
         let cloud = CloudHost::start(&net.host("cloud").unwrap(), folder.path(), &advertise, &[]).unwrap();
-        let before = furniture(&net.host("edge-a").unwrap());
+        let before = leftovers(&net.host("edge-a").unwrap());
         let (mut edges, mut servers) = (Vec::new(), Vec::new());
         for site in ["a", "b"] {
             let name = format!("edge-{site}");
@@ -79,7 +79,7 @@ impl World {
             let connected = |gateway: &Value| gateway["connected"] == true;
             cloud.wait_gateway(edge, "is connected", PATIENCE, connected).unwrap();
         }
-        Some(World { edges, cloud, _servers: servers, folder, net, before })
+        Some(Fleet { edges, cloud, _servers: servers, folder, net, before })
     }
 
     pub fn host(&self, name: &str) -> Host {
@@ -158,29 +158,29 @@ fn refusal(host: &Host, to: SocketAddr) -> Option<ErrorKind> {
 #[test]
 fn services_cross_between_equal_sites_and_a_killed_gateway_leaves_nothing() {
     let test = "services_cross_between_equal_sites_and_a_killed_gateway_leaves_nothing";
-    let Some(mut world) = World::start(test) else { return };
-    world.expose();
+    let Some(mut fleet) = Fleet::start(test) else { return };
+    fleet.expose();
     for (home, user) in WAYS {
-        println!("from {home} to {user}: {:?} after it was exposed", world.await_crossing(home, user));
+        println!("from {home} to {user}: {:?} after it was exposed", fleet.await_crossing(home, user));
     }
-    let tcp = world.presence("tcp-b", "edge-a");
+    let tcp = fleet.presence("tcp-b", "edge-a");
     // The gateway's own host is at the site too, but no policy names it; nor the server beside the client.
     for stranger in ["edge-a", "server-a"] {
-        let refused = refusal(&world.host(stranger), tcp);
+        let refused = refusal(&fleet.host(stranger), tcp);
         assert_eq!(refused, Some(ErrorKind::ConnectionReset), "{stranger}");
     }
     let unused = SocketAddr::new("198.18.77.77".parse().unwrap(), 7000);
-    assert_eq!(refusal(&world.host("client-a"), unused), Some(ErrorKind::ConnectionRefused));
+    assert_eq!(refusal(&fleet.host("client-a"), unused), Some(ErrorKind::ConnectionRefused));
 
-    let (host, before) = (world.host("edge-a"), world.before.clone());
-    assert!(furniture(&host) != before, "there is something to be left");
-    world.edges[0].unit.kill().unwrap();
+    let (host, before) = (fleet.host("edge-a"), fleet.before.clone());
+    assert!(leftovers(&host) != before, "there is something to be left");
+    fleet.edges[0].unit.kill().unwrap();
     let begin = Instant::now();
-    wait_for("nothing is left of the gateway", || (furniture(&host) == before).then_some(())).unwrap();
+    wait_for("nothing is left of the gateway", || (leftovers(&host) == before).then_some(())).unwrap();
     println!("nothing was left {:?} after kill -9", begin.elapsed());
 
-    world.edges[0].restart().unwrap();
-    println!("{:?} after the restart both services cross again", world.await_crossing("b", "a"));
-    assert!(world.edges[0].unit.process().unwrap().terminate().unwrap().success());
-    assert_eq!(furniture(&host), before, "nothing is left after the stop");
+    fleet.edges[0].restart().unwrap();
+    println!("{:?} after the restart both services cross again", fleet.await_crossing("b", "a"));
+    assert!(fleet.edges[0].unit.process().unwrap().terminate().unwrap().success());
+    assert_eq!(leftovers(&host), before, "nothing is left after the stop");
 }

@@ -11,8 +11,8 @@ use socket2::{Domain, Socket, Type};
 use testlab::causeway::{get, wait_for};
 use testlab::net::{Cut, Host};
 
+use crate::nat_fleet::soak;
 use crate::sites::{PATIENCE, Sites, expose, service};
-use crate::world::soak;
 
 /// Crossings and refusals, each, before the kill and after it.
 const EACH: usize = 25;

@@ -1,4 +1,4 @@
-//! The world of services: a cloud and two sites with the same addresses behind NATs, each with a client that policies name, a
+//! The fleet of services: a cloud and two sites with the same addresses behind NATs, each with a client that policies name, a
 //! stranger that none names, and a server on which real programs run.
 //!
 //! Objects are applied with kubectl where there is one. Hosts ask their own gateway for names, by their resolv.conf.
@@ -192,7 +192,7 @@ impl Sites {
     }
 }
 
-/// The names of the rest of the world: there are none. A server that does not answer would hold up whoever asks too early.
+/// The names of the rest of the fleet: there are none. A server that does not answer would delay a client that asks too early.
 struct Elsewhere(Arc<AtomicBool>);
 
 impl Elsewhere {

@@ -1,4 +1,4 @@
-//! A replica of the cloud: follows the store at its own pace, keeps a roster, sends netmaps. A restart takes all of it away.
+//! A replica of the cloud: follows the store at its own pace, keeps a session table, sends netmaps. A restart takes all of it away.
 //!
 //! The driver around `SessionTable` and `NetmapSendState`.
 
@@ -13,8 +13,8 @@ use causeway_netmap::{Generation, Netmap, NetmapStamp};
 
 use super::link::{End, Line, Word};
 use super::rules::{Broken, Violation};
+use super::simulation::{Event, Simulation};
 use super::store::entries;
-use super::world::{Event, World};
 
 pub struct Cloud {
     pub life: u64,
@@ -22,7 +22,7 @@ pub struct Cloud {
 }
 
 pub struct Process {
-    pub roster: SessionTable<usize, Line>,
+    pub sessions: SessionTable<usize, Line>,
     /// The position up to which it has followed the store.
     place: usize,
     seen: Generation,
@@ -31,13 +31,13 @@ pub struct Process {
     remembered: BTreeMap<usize, Arc<Netmap>>,
 }
 
-impl World {
+impl Simulation {
     pub fn start_cloud(&mut self, cloud: usize) {
         let place = self.store.len() - 1;
         let state = &mut self.clouds[cloud];
         state.life += 1;
         state.process = Some(Process {
-            roster: SessionTable::new(100),
+            sessions: SessionTable::new(100),
             place,
             seen: Generation::default(),
             targets: BTreeMap::new(),
@@ -59,14 +59,15 @@ impl World {
             .map(|(line, _)| *line)
             .collect();
         for line in lines {
-            let told = self.dice.chance(70);
+            let told = self.random.percent(70);
             self.vanish(line, End::Cloud, told);
         }
     }
 
     fn schedule_following(&mut self, cloud: usize) {
         // Mostly at once, sometimes far behind: an etcd that stalls.
-        let lag = if self.dice.chance(10) { self.dice.millis(200, 4_000) } else { self.dice.millis(1, 60) };
+        let lag =
+            if self.random.percent(10) { self.random.millis(200, 4_000) } else { self.random.millis(1, 60) };
         let (at, life) = (self.now + lag, self.clouds[cloud].life);
         self.schedule(at, Event::CloudFollows { cloud, life });
     }
@@ -79,7 +80,7 @@ impl World {
         let process = self.clouds[cloud].process.as_mut().unwrap();
         let newest = self.store.len() - 1;
         if process.place < newest {
-            let steps = 1 + self.dice.roll((newest - process.place) as u64) as usize;
+            let steps = 1 + self.random.below((newest - process.place) as u64) as usize;
             process.place = (process.place + steps).min(newest);
             self.compile(cloud);
             let lines: Vec<Line> =
@@ -122,7 +123,7 @@ impl World {
         let gateway = self.links[&line].edge;
         let target = TargetNetmap { netmap: process.targets[&gateway].clone(), seen: process.seen };
         let Some(sender) = process.senders.get_mut(&line) else { return };
-        if self.broken == Broken::ForgetNewest && sender.held().is_some() && self.dice.chance(50) {
+        if self.broken == Broken::ForgetNewest && sender.held().is_some() && self.random.percent(50) {
             return;
         }
         sender.handle_target(target);
@@ -134,12 +135,12 @@ impl World {
         let process = self.clouds[cloud].process.as_mut().unwrap();
         let gateway = self.links[&line].edge;
         // Only the current session brings netmaps.
-        if process.roster.current(&gateway).is_none_or(|seat| seat.session != line) {
+        if process.sessions.current(&gateway).is_none_or(|entry| entry.session != line) {
             return;
         }
         if let Some(update) = process.senders.get_mut(&line).and_then(|sender| sender.next_update(now)) {
-            self.figures.updates += 1;
-            self.figures.deltas += u64::from(!update.is_whole());
+            self.stats.updates += 1;
+            self.stats.deltas += u64::from(!update.is_whole());
             self.send(line, End::Cloud, Word::Netmap(update.encode()));
         }
     }
@@ -182,7 +183,7 @@ impl World {
         let link = self.links.get_mut(&line).unwrap();
         let (cloud, gateway) = (link.cloud, link.edge);
         let process = self.clouds[cloud].process.as_mut().unwrap();
-        match process.roster.admit(&gateway, epoch, None, |_| line) {
+        match process.sessions.admit(&gateway, epoch, None, |_| line) {
             SessionAdmission::Taken { number, superseded: _, evicted, orphaned: _ } => {
                 link.session = Some(number);
                 let known = process.remembered.get(&gateway).cloned();
@@ -226,11 +227,11 @@ impl World {
         let Some(process) = &mut self.clouds[cloud].process else { return };
         process.senders.remove(&line);
         let Some(mut number) = session else { return };
-        if let (Broken::RemoveByName, Some(seat)) = (broken, process.roster.current(&gateway)) {
-            number = seat.number;
+        if let (Broken::RemoveByName, Some(entry)) = (broken, process.sessions.current(&gateway)) {
+            number = entry.number;
         }
-        if let RemovedSession::Current { heir, .. } = process.roster.remove(&gateway, number) {
-            self.figures.sessions_ended += 1;
+        if let RemovedSession::Current { heir, .. } = process.sessions.remove(&gateway, number) {
+            self.stats.sessions_ended += 1;
             if let Some(heir) = heir {
                 self.push(cloud, heir.session);
             }

@@ -17,7 +17,7 @@ use causeway_netmap::{Netmap, NetmapUpdateData};
 
 use super::link::{End, Line, Word};
 use super::rules::{Broken, Violation, check_disk};
-use super::world::{Event, World};
+use super::simulation::{Event, Simulation};
 
 pub struct Edge {
     pub disk: Option<Arc<Netmap>>,
@@ -39,11 +39,11 @@ pub struct Process {
     timer: Option<Instant>,
 }
 
-impl World {
+impl Simulation {
     pub fn start_edge(&mut self, edge: usize) {
         // A clock may have been set back between two lives.
         let unix_ms = 1_000_000 + self.now.duration_since(self.origin).as_millis() as u64;
-        let epoch = unix_ms.saturating_sub(if self.dice.chance(20) { 50_000 } else { 0 });
+        let epoch = unix_ms.saturating_sub(if self.random.percent(20) { 50_000 } else { 0 });
         let (now, disk) = (self.now, self.edges[edge].disk.clone());
         let state = &mut self.edges[edge];
         state.life += 1;
@@ -63,20 +63,20 @@ impl World {
     pub fn kill_edge(&mut self, edge: usize) {
         let Some(process) = self.edges[edge].process.take() else { return };
         for line in process.lines.into_values() {
-            let told = self.dice.chance(50);
+            let told = self.random.percent(50);
             self.vanish(line, End::Edge, told);
         }
     }
 
     pub fn edge_timer(&mut self, edge: usize, life: u64) {
-        let dice = self.dice.fraction();
+        let jitter = self.random.fraction();
         let now = self.now;
         if self.edges[edge].life != life {
             return;
         }
         let Some(process) = &mut self.edges[edge].process else { return };
         process.timer = None;
-        process.supervisor.handle_timeout(now, dice);
+        process.supervisor.handle_timeout(now, jitter);
         self.drive_edge(edge);
     }
 
@@ -90,7 +90,7 @@ impl World {
     }
 
     pub fn edge_dialed(&mut self, edge: usize, life: u64, id: LinkId, line: Option<Line>) {
-        let (now, dice) = (self.now, self.dice.fraction());
+        let (now, jitter) = (self.now, self.random.fraction());
         let held = self.edges[edge].disk.as_ref().map(|netmap| netmap.stamp());
         if !self.edges_life(edge, life) {
             return line.into_iter().for_each(|line| self.vanish(line, End::Edge, true));
@@ -99,7 +99,7 @@ impl World {
         match line {
             None => {
                 process.lines.remove(&id);
-                process.supervisor.handle_failed(now, id, AttemptFailure::Unreachable, dice);
+                process.supervisor.handle_failed(now, id, AttemptFailure::Unreachable, jitter);
             }
             // Abandoned meanwhile.
             Some(line) if !process.lines.contains_key(&id) => self.vanish(line, End::Edge, true),
@@ -116,7 +116,7 @@ impl World {
     pub fn edge_hears(&mut self, line: Line, word: Word) -> Result<(), Violation> {
         let link = &self.links[&line];
         let (edge, id, life) = (link.edge, link.id, link.edge_life);
-        let (now, dice) = (self.now, self.dice.fraction());
+        let (now, jitter) = (self.now, self.random.fraction());
         if !self.edges_life(edge, life) {
             return Ok(());
         }
@@ -124,7 +124,7 @@ impl World {
         process.supervisor.handle_heard(id, now, None);
         match word {
             Word::Welcome => {
-                let transport = if dice < 0.7 { Transport::Quic } else { Transport::Tcp };
+                let transport = if jitter < 0.7 { Transport::Quic } else { Transport::Tcp };
                 let zero = std::time::Duration::ZERO;
                 process.live.insert(id);
                 process.supervisor.handle_welcome(
@@ -139,7 +139,7 @@ impl World {
                     now,
                     id,
                     AttemptFailure::Refused { code, retry_after, current_epoch },
-                    dice,
+                    jitter,
                 );
                 process.lines.remove(&id);
                 self.vanish(line, End::Edge, true);
@@ -149,7 +149,7 @@ impl World {
                 self.take_next(edge)?;
             }
             Word::Close(code) => {
-                process.supervisor.handle_closed(now, id, code, dice);
+                process.supervisor.handle_closed(now, id, code, jitter);
                 process.lines.remove(&id);
             }
             Word::Pong => {}
@@ -177,13 +177,13 @@ impl World {
                 ReceiverStep::Reply(reply) => self.answer(edge, line, reply)?,
                 ReceiverStep::Persist(netmap) if broken == Broken::AcknowledgeBeforeDisk => {
                     let reply = process.receiver.handle_persisted(netmap.clone(), Ok(()));
-                    let at = self.now + self.dice.millis(1, 30);
+                    let at = self.now + self.random.millis(1, 30);
                     self.schedule(at, Event::DiskWrites { edge, life, netmap, line: None });
                     self.answer(edge, line, reply)?;
                 }
                 ReceiverStep::Persist(netmap) => {
                     process.is_writing = true;
-                    let at = self.now + self.dice.millis(1, 30);
+                    let at = self.now + self.random.millis(1, 30);
                     self.schedule(at, Event::DiskWrites { edge, life, netmap, line: Some(line) });
                 }
             }
@@ -222,13 +222,13 @@ impl World {
             true => Err("no space left".to_owned()),
             false => {
                 check_disk(edge, state.disk.as_deref(), &netmap)?;
-                self.figures.netmaps += 1;
+                self.stats.netmaps += 1;
                 state.disk = Some(netmap.clone());
                 Ok(())
             }
         };
         let Some(line) = line else { return Ok(()) };
-        let at = self.now + self.dice.millis(0, 10);
+        let at = self.now + self.random.millis(0, 10);
         self.schedule(at, Event::DiskAnswers { edge, life, netmap, line, written });
         Ok(())
     }
@@ -268,7 +268,7 @@ impl World {
             }
             NetmapReply::InForce { stamp, .. } => Word::InForce(stamp),
             NetmapReply::Refused(refusal) => {
-                self.figures.refusals += 1;
+                self.stats.refusals += 1;
                 Word::NotTaken { want_whole: refusal.want_whole }
             }
         };
@@ -319,7 +319,7 @@ impl World {
             }
             SupervisorAction::Linger { link, until } => {
                 process.live.remove(&link);
-                let at = self.now + (until - self.now).mul_f64(self.dice.fraction());
+                let at = self.now + (until - self.now).mul_f64(self.random.fraction());
                 self.schedule(at, Event::LingerEnds { edge, life, link });
             }
             SupervisorAction::Rebind { .. } | SupervisorAction::Renew => {}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use causeway_netmap::{EntryKey, Generation};
 
-use super::dice::Dice;
+use testlab::random::SeededRandom;
 
 /// The content of one gateway's netmap: small numbers under small keys.
 pub type Content = BTreeMap<u8, u8>;
@@ -43,15 +43,15 @@ impl Store {
     }
 
     /// Something changes, or only the revision does, as when a status is written.
-    pub fn change(&mut self, dice: &mut Dice) {
+    pub fn change(&mut self, random: &mut SeededRandom) {
         let (generation, state) = self.newest();
         let mut state = State::clone(&state);
-        if dice.chance(80) {
-            let gateway = dice.roll(state.gateways.len() as u64) as usize;
+        if random.percent(80) {
+            let gateway = random.below(state.gateways.len() as u64) as usize;
             let content = state.gateways.entry(gateway).or_default();
-            match dice.chance(70) {
-                true => drop(content.insert(dice.roll(6) as u8, dice.roll(4) as u8)),
-                false => drop(content.remove(&(dice.roll(6) as u8))),
+            match random.percent(70) {
+                true => drop(content.insert(random.below(6) as u8, random.below(4) as u8)),
+                false => drop(content.remove(&(random.below(6) as u8))),
             }
         }
         let generation = Generation { revision: generation.revision + 1, ..generation };
@@ -59,9 +59,9 @@ impl Store {
     }
 
     /// A backup is put back: older content, any revision, a higher epoch.
-    pub fn restore(&mut self, dice: &mut Dice) {
+    pub fn restore(&mut self, random: &mut SeededRandom) {
         let epoch = self.newest().0.epoch + 1;
-        let (old, state) = self.at(dice.roll(self.history.len() as u64) as usize);
+        let (old, state) = self.at(random.below(self.history.len() as u64) as usize);
         self.history.push((Generation { epoch, revision: old.revision }, state));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `SIM_SEED=n cargo nextest run -p sim` replays one history. `CAUSEWAY_SOAK=1` plays twenty thousand.
 
-use sim::fleet::{Broken, Figures, run};
+use sim::fleet::{Broken, RunStats, run};
 
 use crate::number;
 
@@ -38,10 +38,10 @@ fn quarter(which: u64) {
         None => all * which / 4..all * (which + 1) / 4,
     };
     let count = seeds.end - seeds.start;
-    let mut all = Figures::default();
+    let mut all = RunStats::default();
     for seed in seeds {
         match run(seed, Broken::Nothing) {
-            Ok(figures) => all.add(&figures),
+            Ok(stats) => all.add(&stats),
             Err(violation) => panic!("SIM_SEED={seed}: {violation}"),
         }
     }

@@ -4,8 +4,9 @@
 
 mod fleet;
 mod storm;
+mod streams;
 
-use sim::{Plan, World};
+use sim::{Plan, Simulation};
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
@@ -21,7 +22,7 @@ fn sessions_and_netmaps_survive_any_trouble() {
     let failed: Vec<String> = seeds
         .clone()
         .filter_map(|seed| {
-            World::new(seed, &plan).run(&plan).err().map(|why| format!("SIM_SEED={seed}: {why}"))
+            Simulation::new(seed, &plan).run(&plan).err().map(|why| format!("SIM_SEED={seed}: {why}"))
         })
         .collect();
     assert!(
@@ -37,7 +38,7 @@ fn sessions_and_netmaps_survive_any_trouble() {
 fn the_same_seed_gives_the_same_run() {
     // Too little calm for anybody to come back: the run ends with a complaint, and always the same.
     let plan = Plan { calm: std::time::Duration::ZERO, faults: 60, ..Plan::default() };
-    let ends = |seed| World::new(seed, &plan).run(&plan);
+    let ends = |seed| Simulation::new(seed, &plan).run(&plan);
     for seed in 0..20 {
         assert_eq!(ends(seed), ends(seed), "seed {seed}");
     }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use sim::Dice;
 use sim::storm::{Outcome, Storm};
+use testlab::random::SeededRandom;
 
 fn storm(edges: usize, handshakes_per_second: u32, has_pace: bool) -> Outcome {
     let outcome = Storm { edges, handshakes_per_second, has_pace, ..Storm::default() }.run(7);
@@ -88,15 +88,15 @@ fn a_cloud_that_is_busy_with_itself_for_seconds_has_all_back_soon_after() {
 #[test]
 fn all_are_back_soon_after_the_last_fault_whatever_came_before() {
     for seed in 0..60 {
-        let mut dice = Dice::new(seed);
-        let slow_from = dice.between(0, 3000);
+        let mut random = SeededRandom::new(seed);
+        let slow_from = random.millis(0, 3000);
         let storm = Storm {
             edges: 1500,
-            handshakes_per_second: 60 + dice.below(700) as u32,
+            handshakes_per_second: 60 + random.below(700) as u32,
             // So many that it is a crowd.
             told_per_second: 200,
-            slow: slow_from..slow_from + dice.between(0, 6000),
-            lives: (0..dice.below(4)).map(|_| dice.between(1, 60_000)).collect(),
+            slow: slow_from..slow_from + random.millis(0, 6000),
+            lives: (0..random.below(4)).map(|_| random.millis(1, 60_000)).collect(),
             time_max: Duration::from_secs(300),
             ..Storm::default()
         };

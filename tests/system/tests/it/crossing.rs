@@ -19,7 +19,7 @@ const FRIEND: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 /// A cloud and two edges; at each of the three sites a backend, exposed to the two others.
-pub struct World {
+pub struct Fleet {
     pub lab: Lab,
     /// Of oslo and rome.
     pub edges: [Process; 2],
@@ -29,26 +29,26 @@ pub struct World {
     protocol: &'static str,
 }
 
-impl World {
-    fn start(transport: &str) -> World {
-        World::speaking("TCP", transport)
+impl Fleet {
+    fn start(transport: &str) -> Fleet {
+        Fleet::speaking("TCP", transport)
     }
 
     /// With services of another protocol.
-    pub fn speaking(protocol: &'static str, transport: &str) -> World {
+    pub fn speaking(protocol: &'static str, transport: &str) -> Fleet {
         let lab = Lab::start();
         let backends: Vec<TcpListener> = SITES.map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).into();
         let edges = ["oslo", "rome"].map(|site| {
             let token = lab.run(&["token", "create", "--site", site]);
             lab.edge(site, &["--join", token.trim(), "--transport", transport])
         });
-        let mut world = World { lab, edges, backends, presences: Vec::new(), protocol };
+        let mut fleet = Fleet { lab, edges, backends, presences: Vec::new(), protocol };
         // The ranges of gateways are the cloud's until somebody else takes them.
-        let apply = world.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
-        finish(apply, Some(&world.objects())).unwrap().success().unwrap();
-        let all = || Some(world.allocated()).filter(|found| found.len() == SITES.len() * 2);
-        world.presences = wait_for("every presence has its address", all).unwrap();
-        world
+        let apply = fleet.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
+        finish(apply, Some(&fleet.objects())).unwrap().success().unwrap();
+        let all = || Some(fleet.allocated()).filter(|found| found.len() == SITES.len() * 2);
+        fleet.presences = wait_for("every presence has its address", all).unwrap();
+        fleet
     }
 
     fn allocated(&self) -> Vec<(String, String, Ipv4Addr)> {
@@ -192,14 +192,14 @@ fn move_a_megabyte(client: &mut TcpStream, backend: &mut TcpStream) {
 
 #[test]
 fn streams_take_tcp_on_a_clean_path_and_end_with_the_session() {
-    let world = World::start("auto");
+    let fleet = Fleet::start("auto");
     let carried = |gateway: &str| {
-        let status = world.lab.cloud.run(&["status", "--json"]).ok()?.json().ok()?;
+        let status = fleet.lab.cloud.run(&["status", "--json"]).ok()?.json().ok()?;
         let row = status["gateways"].as_array()?.iter().find(|row| row["name"] == gateway)?.clone();
         Some((row["carries"][1]["streams"].as_u64().unwrap_or_default(), row))
     };
     // Traffic begins over QUIC; the path is measured, and new connections take TCP.
-    let (mut first, mut first_backend) = world.connect("cloud", "oslo");
+    let (mut first, mut first_backend) = fleet.connect("cloud", "oslo");
     let (_, row) = carried("oslo").unwrap();
     assert_eq!(
         (&row["transport"], &row["carries"][0]["transport"]),
@@ -208,21 +208,21 @@ fn streams_take_tcp_on_a_clean_path_and_end_with_the_session() {
     );
     let (mut client, mut backend) = wait_for("a stream takes TCP", || {
         move_a_megabyte(&mut first, &mut first_backend);
-        let opened = world.connect("cloud", "oslo");
+        let opened = fleet.connect("cloud", "oslo");
         carried("oslo").filter(|(streams, _)| *streams > 0).map(|_| opened)
     })
-    .unwrap_or_else(|error| panic!("{error}\n{:?}\n{}", carried("oslo"), world.logs()));
+    .unwrap_or_else(|error| panic!("{error}\n{:?}\n{}", carried("oslo"), fleet.logs()));
     move_a_megabyte(&mut client, &mut backend);
     let (_, row) = carried("oslo").unwrap();
     assert_eq!(row["transport"], "quic", "the control link stays: {row}");
     assert_eq!(row["carriesReason"], "TCP: the path is clean and stable", "{row}");
     assert!(row["carries"][1]["sentBytes"].as_u64() > Some(1 << 20), "{row}");
     // The other direction takes it too.
-    let (mut back, mut back_backend) = world.connect("oslo", "cloud");
+    let (mut back, mut back_backend) = fleet.connect("oslo", "cloud");
     move_a_megabyte(&mut back, &mut back_backend);
     assert!(carried("oslo").unwrap().1["carries"][1]["receivedBytes"].as_u64() > Some(1 << 20));
     // Both transports end with the session.
-    world.lab.run(&["revoke", "oslo"]);
+    fleet.lab.run(&["revoke", "oslo"]);
     let begun = Instant::now();
     for stream in [&first, &client, &back_backend] {
         let _ = ending(stream);
@@ -233,11 +233,11 @@ fn streams_take_tcp_on_a_clean_path_and_end_with_the_session() {
 #[test]
 fn a_connection_crosses_in_every_direction_and_both_ends_are_recorded() {
     for transport in ["quic", "tcp"] {
-        let world = World::start(transport);
+        let fleet = Fleet::start(transport);
         for (from, to) in
             [("oslo", "cloud"), ("cloud", "oslo"), ("oslo", "rome"), ("rome", "oslo"), ("cloud", "rome")]
         {
-            let (mut client, mut backend) = world.connect(from, to);
+            let (mut client, mut backend) = fleet.connect(from, to);
             client.write_all(b"there").unwrap();
             // Half-closed: the backend sees the end and may still answer.
             client.shutdown(Shutdown::Write).unwrap();
@@ -251,7 +251,7 @@ fn a_connection_crosses_in_every_direction_and_both_ends_are_recorded() {
             assert_eq!(answer, "and back", "{from} to {to} over {transport}");
 
             for gateway in [from, to] {
-                let record = world.record(&format!("{gateway} records {from} to {to}"), |line| {
+                let record = fleet.record(&format!("{gateway} records {from} to {to}"), |line| {
                     line["gateway"] == gateway
                         && line["service"] == format!("echo-{to}")
                         && line["clientSite"] == from
@@ -267,18 +267,18 @@ fn a_connection_crosses_in_every_direction_and_both_ends_are_recorded() {
 
 #[test]
 fn a_client_that_no_policy_names_is_reset_at_once() {
-    let world = World::start("quic");
+    let fleet = Fleet::start("quic");
     for (from, to) in [("oslo", "rome"), ("cloud", "rome"), ("rome", "cloud")] {
-        drop(world.connect(from, to));
+        drop(fleet.connect(from, to));
         let asked = Instant::now();
         // The reset may be faster than the connect.
-        let ended = match connect(STRANGER, world.at(from, to)) {
+        let ended = match connect(STRANGER, fleet.at(from, to)) {
             Ok(stranger) => ending(&stranger),
             Err(error) => Some(error.kind()),
         };
         assert_eq!(ended, Some(ErrorKind::ConnectionReset), "{from} to {to}");
         assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
-        let record = world.record("the refusal is recorded", |line| {
+        let record = fleet.record("the refusal is recorded", |line| {
             line["gateway"] == from && line["service"] == format!("echo-{to}") && line["decision"] == "deny"
         });
         assert_eq!((&record["end"], &record["subject"]), (&"refused".into(), &Value::Null), "{record}");
@@ -288,69 +288,69 @@ fn a_client_that_no_policy_names_is_reset_at_once() {
 
 #[test]
 fn a_policy_that_is_deleted_takes_its_connections_with_it() {
-    let world = World::start("tcp");
+    let fleet = Fleet::start("tcp");
     let open =
-        [("oslo", "rome"), ("cloud", "oslo"), ("rome", "cloud")].map(|(from, to)| world.connect(from, to));
-    world.lab.run(&["delete", "epolicy", "friends"]);
+        [("oslo", "rome"), ("cloud", "oslo"), ("rome", "cloud")].map(|(from, to)| fleet.connect(from, to));
+    fleet.lab.run(&["delete", "epolicy", "friends"]);
     let deleted = Instant::now();
     for (client, backend) in &open {
         assert_eq!(ending(client), Some(ErrorKind::ConnectionReset));
         assert_eq!(ending(backend), Some(ErrorKind::ConnectionReset));
     }
     assert!(deleted.elapsed() < Duration::from_secs(1), "{:?}", deleted.elapsed());
-    let record = world.record("the cut is recorded", |line| line["end"] == "revoked");
+    let record = fleet.record("the cut is recorded", |line| line["end"] == "revoked");
     assert_eq!(record["decision"], "allow", "it was, when it began: {record}");
 }
 
 #[test]
 fn a_backend_that_does_not_answer_is_told_of_until_it_does() {
-    let mut world = World::start("quic");
-    drop(world.connect("oslo", "rome"));
-    let (address, presence) = (world.backends[place("rome")].local_addr().unwrap(), world.at("oslo", "rome"));
-    let said = |world: &World, kind: &str| {
-        let object = world.lab.cloud.run(&["get", kind, "echo-rome", "-o", "json"]).unwrap().json().unwrap();
+    let mut fleet = Fleet::start("quic");
+    drop(fleet.connect("oslo", "rome"));
+    let (address, presence) = (fleet.backends[place("rome")].local_addr().unwrap(), fleet.at("oslo", "rome"));
+    let said = |fleet: &Fleet, kind: &str| {
+        let object = fleet.lab.cloud.run(&["get", kind, "echo-rome", "-o", "json"]).unwrap().json().unwrap();
         let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let said = conditions.into_iter().find(|said| said["type"] == "BackendsAnswer")?;
         Some((said["status"].as_str()?.to_owned(), said["message"].as_str()?.to_owned()))
     };
-    assert_eq!(said(&world, "eservice"), None);
-    drop(world.backends.remove(place("rome")));
+    assert_eq!(said(&fleet, "eservice"), None);
+    drop(fleet.backends.remove(place("rome")));
     let refused = connect(FRIEND, presence).ok().and_then(|client| ending(&client));
     assert_eq!(refused, Some(ErrorKind::ConnectionReset));
     for kind in ["eservice", "serviceexpose"] {
-        let why = wait_for("the outage is told", || said(&world, kind).filter(|(is, _)| is == "False"));
-        let (_, why) = why.unwrap_or_else(|error| panic!("{error}\n{}", world.logs()));
+        let why = wait_for("the outage is told", || said(&fleet, kind).filter(|(is, _)| is == "False"));
+        let (_, why) = why.unwrap_or_else(|error| panic!("{error}\n{}", fleet.logs()));
         assert!(why.starts_with(&format!("gateway rome reaches no backend; {address}: ")), "{why}");
     }
 
-    world.backends.push(TcpListener::bind(address).unwrap());
+    fleet.backends.push(TcpListener::bind(address).unwrap());
     for kind in ["eservice", "serviceexpose"] {
-        let well = || said(&world, kind).filter(|said| *said == ("True".into(), String::new()));
-        wait_for("its end is told", well).unwrap_or_else(|error| panic!("{error}\n{}", world.logs()));
+        let well = || said(&fleet, kind).filter(|said| *said == ("True".into(), String::new()));
+        wait_for("its end is told", well).unwrap_or_else(|error| panic!("{error}\n{}", fleet.logs()));
     }
 }
 
 #[test]
 fn a_gateway_gives_nobody_its_own_listeners() {
-    let world = World::start("quic");
-    drop(world.connect("oslo", "cloud"));
-    let admin = world.lab.cloud.admin;
+    let fleet = Fleet::start("quic");
+    drop(fleet.connect("oslo", "cloud"));
+    let admin = fleet.lab.cloud.admin;
     let object = format!(
         "{{apiVersion: causeway.io/v1, kind: EService, metadata: {{name: echo-cloud}}, eSiteName: cloud, protocol: TCP, \
          port: {}, ip: {}}}\n",
         admin.port(),
         admin.ip()
     );
-    let apply = world.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
+    let apply = fleet.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
     finish(apply, Some(&object)).unwrap().success().unwrap();
     // Told before anybody has tried.
     for kind in ["eservice", "serviceexpose"] {
         let denied = wait_for("the denial is told", || {
-            let object = world.lab.cloud.run(&["get", kind, "echo-cloud", "-o", "json"]).ok()?.json().ok()?;
+            let object = fleet.lab.cloud.run(&["get", kind, "echo-cloud", "-o", "json"]).ok()?.json().ok()?;
             let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
             conditions.into_iter().find(|said| said["type"] == "BackendsAnswer" && said["status"] == "False")
         });
-        let denied = denied.unwrap_or_else(|error| panic!("{error}\n{}", world.logs()));
+        let denied = denied.unwrap_or_else(|error| panic!("{error}\n{}", fleet.logs()));
         assert_eq!(denied["reason"], "BackendDenied", "{denied}");
         let message = denied["message"].as_str().unwrap();
         assert!(
@@ -358,10 +358,10 @@ fn a_gateway_gives_nobody_its_own_listeners() {
             "{message}"
         );
     }
-    let presence = SocketAddr::from((*world.at_ip("oslo", "cloud"), admin.port()));
+    let presence = SocketAddr::from((*fleet.at_ip("oslo", "cloud"), admin.port()));
     let client = wait_for("the presence listens", || connect(FRIEND, presence).ok()).unwrap();
     assert_eq!(ending(&client), Some(ErrorKind::ConnectionReset));
-    let record = world.record("the refusal is recorded", |line| {
+    let record = fleet.record("the refusal is recorded", |line| {
         line["service"] == "echo-cloud" && line["reason"].as_str().is_some_and(|why| why.contains("(admin)"))
     });
     assert_eq!(record["end"], "backend-down", "{record}");
@@ -370,19 +370,19 @@ fn a_gateway_gives_nobody_its_own_listeners() {
 #[test]
 fn a_reset_goes_through_to_the_other_end() {
     for transport in ["quic", "tcp"] {
-        let world = World::start(transport);
-        let (client, backend) = world.connect("oslo", "rome");
+        let fleet = Fleet::start(transport);
+        let (client, backend) = fleet.connect("oslo", "rome");
         reset(client);
         assert_eq!(ending(&backend), Some(ErrorKind::ConnectionReset), "client to backend over {transport}");
-        world.record("the client's reset is recorded", |line| line["end"] == "client-reset");
+        fleet.record("the client's reset is recorded", |line| line["end"] == "client-reset");
 
-        let (client, backend) = world.connect("oslo", "rome");
+        let (client, backend) = fleet.connect("oslo", "rome");
         reset(backend);
         assert_eq!(ending(&client), Some(ErrorKind::ConnectionReset), "backend to client over {transport}");
-        world.record("the backend's reset is recorded", |line| line["end"] == "backend-reset");
+        fleet.record("the backend's reset is recorded", |line| line["end"] == "backend-reset");
 
         // Also from a client that had closed its half before, and is only waited for.
-        let (client, backend) = world.connect("oslo", "rome");
+        let (client, backend) = fleet.connect("oslo", "rome");
         client.shutdown(Shutdown::Write).unwrap();
         assert_eq!(ending(&backend), None);
         reset(client);
@@ -396,8 +396,8 @@ fn a_reset_goes_through_to_the_other_end() {
 #[test]
 fn megabytes_arrive_whole_and_a_reader_that_sleeps_holds_the_writer_up() {
     for transport in ["quic", "tcp"] {
-        let world = World::start(transport);
-        let (mut client, mut backend) = world.connect("oslo", "rome");
+        let fleet = Fleet::start(transport);
+        let (mut client, mut backend) = fleet.connect("oslo", "rome");
         client.set_nonblocking(true).unwrap();
         let pattern: Vec<u8> =
             (0..1 << 20).map(|number: u32| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -409,7 +409,7 @@ fn megabytes_arrive_whole_and_a_reader_that_sleeps_holds_the_writer_up() {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                Err(error) => panic!("{error}\n{}", world.logs()),
+                Err(error) => panic!("{error}\n{}", fleet.logs()),
             }
             assert!(sent < 64 << 20, "nothing holds the writer up");
         }

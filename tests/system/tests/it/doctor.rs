@@ -81,7 +81,7 @@ fn range(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(127, 64 + high % 64, low, number * 16)
 }
 
-struct World {
+struct Fleet {
     lab: Lab,
     oslo: Process,
     _rome: Process,
@@ -90,8 +90,8 @@ struct World {
     _servers: Vec<Server>,
 }
 
-impl World {
-    fn start() -> World {
+impl Fleet {
+    fn start() -> Fleet {
         let folder = tempfile::tempdir().unwrap();
         let cloud = Cloud::start_with(&folder.path().join("cloud"), &NO_DNS).unwrap();
         let lab = Lab { cloud, folder };
@@ -160,7 +160,7 @@ impl World {
         let web_address = web.address;
         let mut kept: Vec<Server> = servers.into_iter().map(|(_, _, server)| server).collect();
         kept.push(taken);
-        World { lab, oslo, _rome: rome, web: Some(web), web_address, _servers: kept }
+        Fleet { lab, oslo, _rome: rome, web: Some(web), web_address, _servers: kept }
     }
 
     /// `doctor` with these arguments ends with this code and says all of these parts. Objects settle and links come up by
@@ -224,33 +224,33 @@ impl Lab {
 
 #[test]
 fn doctor_says_where_it_breaks_and_what_to_do() {
-    let mut world = World::start();
-    let port = world.web_address.port();
+    let mut fleet = Fleet::start();
+    let port = fleet.web_address.port();
 
-    world.check(
+    fleet.check(
         "all is well",
         &["web"],
         0,
         &["ok  path rome -> oslo: a question went", "it answers HTTP with 200", "all ok"],
     );
-    world.check("a DNS name", &["web.plant.example"], 0, &["EService web runs at the site oslo"]);
-    let listed = world.lab.cloud.run(&["get", "vp", "-o", "json"]).unwrap().json().unwrap();
+    fleet.check("a DNS name", &["web.plant.example"], 0, &["EService web runs at the site oslo"]);
+    let listed = fleet.lab.cloud.run(&["get", "vp", "-o", "json"]).unwrap().json().unwrap();
     let items = listed["items"].as_array().unwrap();
     let presence = items.iter().find(|item| item["eServiceName"] == "web").unwrap();
     let address = presence["virtualIp"].as_str().unwrap();
-    world.check("the address of a presence", &[address], 0, &[&format!("its address at rome is {address}")]);
-    world.check("a typo", &["wev"], 1, &["did you mean web?"]);
-    world.check(
+    fleet.check("the address of a presence", &[address], 0, &[&format!("its address at rome is {address}")]);
+    fleet.check("a typo", &["wev"], 1, &["did you mean web?"]);
+    fleet.check(
         "nothing of that name",
         &["something-else"],
         1,
         &["there is no EService", "causeway get all"],
     );
-    world.check("not exposed to that site", &["web@cloud"], 1, &["no ServiceExpose presents it at cloud"]);
-    world.check("not exposed anywhere", &["hidden"], 1, &["no ServiceExpose presents it anywhere"]);
-    world.check("nobody at the site is allowed", &["forbidden"], 1, &["no policy allows anybody at rome"]);
-    world.check("the policy does not exist", &["ghostly"], 1, &["EPolicy ghost does not exist"]);
-    world.check(
+    fleet.check("not exposed to that site", &["web@cloud"], 1, &["no ServiceExpose presents it at cloud"]);
+    fleet.check("not exposed anywhere", &["hidden"], 1, &["no ServiceExpose presents it anywhere"]);
+    fleet.check("nobody at the site is allowed", &["forbidden"], 1, &["no policy allows anybody at rome"]);
+    fleet.check("the policy does not exist", &["ghostly"], 1, &["EPolicy ghost does not exist"]);
+    fleet.check(
         "a site without a gateway",
         &["bare"],
         1,
@@ -258,55 +258,55 @@ fn doctor_says_where_it_breaks_and_what_to_do() {
     );
 
     let speaks_ssh = ["does not speak HTTP: it answers with SSH", "set it to what the backend speaks"];
-    world.check("the backend speaks SSH", &["shell"], 1, &speaks_ssh);
-    world.check(
+    fleet.check("the backend speaks SSH", &["shell"], 1, &speaks_ssh);
+    fleet.check(
         "the backend takes connections and is silent",
         &["mute"],
         1,
         &["does not answer HTTP within 2 s"],
     );
-    world.check(
+    fleet.check(
         "the backend of an HTTPS service speaks HTTP",
         &["plain"],
         1,
         &["does not speak TLS: it answers with HTTP"],
     );
-    world.check("the broker is a web server", &["queue"], 1, &["does not speak Kafka"]);
-    world.check("the gRPC server speaks HTTP/1.1", &["calls"], 1, &["does not speak HTTP/2"]);
-    let own = std::fs::read(world.lab.path("oslo").join("run/edge.json")).unwrap();
+    fleet.check("the broker is a web server", &["queue"], 1, &["does not speak Kafka"]);
+    fleet.check("the gRPC server speaks HTTP/1.1", &["calls"], 1, &["does not speak HTTP/2"]);
+    let own = std::fs::read(fleet.lab.path("oslo").join("run/edge.json")).unwrap();
     let own: Value = serde_json::from_slice(&own).unwrap();
     let admin: SocketAddr = own["admin"].as_str().unwrap().parse().unwrap();
-    world.lab.apply(&format!(
+    fleet.lab.apply(&format!(
         "---\n{{apiVersion: causeway.io/v1, kind: EService, metadata: {{name: selfish}}, eSiteName: oslo, ip: 127.0.0.1, port: {}, protocol: TCP}}\n\
          ---\n{{apiVersion: causeway.io/v1, kind: ServiceExpose, metadata: {{name: selfish}}, eServiceName: selfish, dnsName: selfish.plant.example, eSites: [rome], ePolicys: [open]}}\n",
         admin.port()
     ));
     let denied = ["its gateway does not dial it: it is a listener of the gateway itself", "backends-allow"];
-    world.check("the backend is the gateway's own admin port", &["selfish"], 1, &denied);
-    world.check("the health check fails", &["sick"], 1, &["its health check is answered with 500"]);
-    world.check("the presence's address is taken", &["taken"], 1, &["is taken by another program"]);
+    fleet.check("the backend is the gateway's own admin port", &["selfish"], 1, &denied);
+    fleet.check("the health check fails", &["sick"], 1, &["its health check is answered with 500"]);
+    fleet.check("the presence's address is taken", &["taken"], 1, &["is taken by another program"]);
 
     let backend = format!("!!  backend 127.0.0.1:{port} of web: it does not take connections");
-    drop(world.web.take());
-    world.check(
+    drop(fleet.web.take());
+    fleet.check(
         "the backend is down and nobody has used it",
         &["web"],
         1,
         &[&backend, "does it run at the site oslo"],
     );
-    world.web = Some(Server::http(&world.web_address.to_string()));
-    world.check("the backend is back", &["web"], 0, &["it answers HTTP with 200"]);
+    fleet.web = Some(Server::http(&fleet.web_address.to_string()));
+    fleet.check("the backend is back", &["web"], 0, &["it answers HTTP with 200"]);
 
-    let viewer = world.lab.viewer();
+    let viewer = fleet.lab.viewer();
     let with_viewer = || {
-        let mut command = world.lab.cloud.client(&["doctor", "web"]).unwrap();
+        let mut command = fleet.lab.cloud.client(&["doctor", "web"]).unwrap();
         command.env("CAUSEWAY_KUBECONFIG", &viewer);
         command
     };
     let told = ["not probed, because this credential may not", "connected over", "nothing fails"];
-    world.check_with("a viewer asks", with_viewer, 0, &told);
+    fleet.check_with("a viewer asks", with_viewer, 0, &told);
 
-    let json = world.lab.cloud.run(&["doctor", "--json", "shell"]).unwrap();
+    let json = fleet.lab.cloud.run(&["doctor", "--json", "shell"]).unwrap();
     let value: Value = serde_json::from_str(&json.stdout).unwrap();
     let failed =
         value["findings"].as_array().unwrap().iter().find(|finding| finding["state"] == "failed").unwrap();
@@ -314,44 +314,44 @@ fn doctor_says_where_it_breaks_and_what_to_do() {
     for key in ["hop", "reason", "fix"] {
         assert!(failed[key].as_str().is_some_and(|text| !text.is_empty()), "{key} of {failed:#}");
     }
-    let fleet = [
+    let told = [
         "of 11 exposures are well",
         "!!  backend 127.0.0.1",
         "exposure ghostly",
         "presence of taken at rome",
     ];
-    world.check("the fleet", &[], 1, &fleet);
+    fleet.check("the fleet", &[], 1, &told);
 }
 
 #[test]
 fn doctor_says_why_a_gateway_is_away() {
-    let mut world = World::start();
-    world.check(
+    let mut fleet = Fleet::start();
+    fleet.check(
         "connected",
         &["gateway/oslo"],
         0,
         &["connected over quic", "1000 bytes went there and back"],
     );
 
-    world.lab.run(&["token", "create", "--site", "lima"]);
-    world.check(
+    fleet.lab.run(&["token", "create", "--site", "lima"]);
+    fleet.check(
         "nobody has enrolled",
         &["gateway/lima"],
         1,
         &["never connected to this cloud", "causeway edge --join TOKEN"],
     );
-    world.check("there is no such gateway", &["gateway/nobody"], 1, &["there is no EGateway nobody"]);
+    fleet.check("there is no such gateway", &["gateway/nobody"], 1, &["there is no EGateway nobody"]);
 
-    let mut stopped = world.lab.start_edge("bergen", "bergen", &[]);
-    world.check("connected too", &["gateway/bergen"], 0, &["connected over"]);
+    let mut stopped = fleet.lab.start_edge("bergen", "bergen", &[]);
+    fleet.check("connected too", &["gateway/bergen"], 0, &["connected over"]);
     stopped.terminate().unwrap();
-    world.check(
+    fleet.check(
         "an edge was stopped in order",
         &["gateway/bergen"],
         1,
         &["stopped in order", "start causeway edge"],
     );
-    let status = || world.lab.run(&["status"]);
+    let status = || fleet.lab.run(&["status"]);
     wait_for("status shows that it is not ready, and since when", || {
         let shown = status();
         let row = shown.lines().find(|line| line.starts_with("bergen") && line.contains(" no "))?.to_owned();
@@ -360,21 +360,21 @@ fn doctor_says_why_a_gateway_is_away() {
     .unwrap_or_else(|error| panic!("{error}\n{}", status()));
 
     // Over TCP the kernel tells at once that a process is no more.
-    let mut killed = world.lab.start_edge("tromso", "tromso", &["--transport", "tcp"]);
+    let mut killed = fleet.lab.start_edge("tromso", "tromso", &["--transport", "tcp"]);
     let by_choice = "its configuration says transport tcp";
-    world.check("TCP because the configuration says so", &["gateway/tromso"], 0, &[by_choice]);
+    fleet.check("TCP because the configuration says so", &["gateway/tromso"], 0, &[by_choice]);
     killed.kill().unwrap();
-    world.check(
+    fleet.check(
         "an edge was killed",
         &["gateway/tromso"],
         1,
         &["the link was lost", "causeway doctor there says more"],
     );
 
-    let mut revoked = world.lab.start_edge("turin", "turin", &[]);
-    world.check("connected as well", &["gateway/turin"], 0, &["connected over"]);
-    world.lab.run(&["revoke", "turin"]);
-    world.check(
+    let mut revoked = fleet.lab.start_edge("turin", "turin", &[]);
+    fleet.check("connected as well", &["gateway/turin"], 0, &["connected over"]);
+    fleet.lab.run(&["revoke", "turin"]);
+    fleet.check(
         "a revoked gateway",
         &["gateway/turin"],
         1,
@@ -382,24 +382,24 @@ fn doctor_says_why_a_gateway_is_away() {
     );
     wait_for("the edge gives up", || revoked.ended()).unwrap();
     let on_its_host = |name: &str| {
-        let folder = world.lab.path(name).display().to_string();
+        let folder = fleet.lab.path(name).display().to_string();
         move || testlab::causeway::command(&["doctor", "--data-dir", &folder]).unwrap()
     };
-    let _well = world.lab.start_edge("narvik", "narvik", &[]);
+    let _well = fleet.lab.start_edge("narvik", "narvik", &[]);
     let gone = ["the cloud gave this edge up", "no edge answers at the admin port"];
-    world.check_with("on the host of a revoked edge", on_its_host("turin"), 1, &gone);
-    world.check_with(
+    fleet.check_with("on the host of a revoked edge", on_its_host("turin"), 1, &gone);
+    fleet.check_with(
         "on the host of an edge that is well",
         on_its_host("narvik"),
         0,
         &["ok  link: connected over quic", "ok  netmap: netmap"],
     );
     let down = ["no edge answers at the admin port", "start causeway edge on"];
-    world.check_with("on the host of an edge that does not run", on_its_host("bergen"), 1, &down);
+    fleet.check_with("on the host of an edge that does not run", on_its_host("bergen"), 1, &down);
 
     let stop = CancellationToken::new();
-    let clock = run_with_wrong_clock(&world.lab, "cuzco", Duration::from_secs(7200), stop.clone());
-    world.check(
+    let clock = run_with_wrong_clock(&fleet.lab, "cuzco", Duration::from_secs(7200), stop.clone());
+    fleet.check(
         "the clock of an edge is wrong",
         &["gateway/cuzco"],
         1,
@@ -409,38 +409,38 @@ fn doctor_says_why_a_gateway_is_away() {
     clock.join().unwrap();
 
     // Its machine was copied, and both run.
-    copy(&world.lab.path("oslo"), &world.lab.path("double"));
-    let mut double = world.lab.edge("double", &NO_DNS);
+    copy(&fleet.lab.path("oslo"), &fleet.lab.path("double"));
+    let mut double = fleet.lab.edge("double", &NO_DNS);
     let rivals =
         ["two processes use its identity", "one runs on a copy of the data dir", "fix: stop one of them"];
-    world.check("a data dir was copied, and both run", &["gateway/oslo"], 1, &rivals);
+    fleet.check("a data dir was copied, and both run", &["gateway/oslo"], 1, &rivals);
     double.kill().unwrap();
 
-    world.oslo.terminate().unwrap();
-    world.check("stopped before the cloud restarts", &["gateway/oslo"], 1, &["not connected since"]);
-    world.lab.cloud.wait_condition("egateway", "oslo", "Connected", "False").unwrap();
-    let (api, channel) = (world.lab.cloud.api.to_string(), world.lab.cloud.channel.to_string());
-    world.lab.cloud.process.terminate().unwrap();
-    world.check_with(
+    fleet.oslo.terminate().unwrap();
+    fleet.check("stopped before the cloud restarts", &["gateway/oslo"], 1, &["not connected since"]);
+    fleet.lab.cloud.wait_condition("egateway", "oslo", "Connected", "False").unwrap();
+    let (api, channel) = (fleet.lab.cloud.api.to_string(), fleet.lab.cloud.channel.to_string());
+    fleet.lab.cloud.process.terminate().unwrap();
+    fleet.check_with(
         "the cloud is away, on the host of an edge",
         {
-            let folder = world.lab.path("rome").display().to_string();
+            let folder = fleet.lab.path("rome").display().to_string();
             move || testlab::causeway::command(&["doctor", "--data-dir", &folder]).unwrap()
         },
         1,
         &["!!  link: not connected to the cloud"],
     );
     let flags = [&["--api", &api, "--channel", &channel], &NO_DNS[..]].concat();
-    world.lab.cloud = Cloud::start_with(&world.lab.path("cloud"), &flags).unwrap();
+    fleet.lab.cloud = Cloud::start_with(&fleet.lab.path("cloud"), &flags).unwrap();
     let since = ["not connected since", "fix: "];
-    world.check("away since before the cloud's restart", &["gateway/oslo"], 1, &since);
-    world.check(
+    fleet.check("away since before the cloud's restart", &["gateway/oslo"], 1, &since);
+    fleet.check(
         "a service whose gateway is away",
         &["web"],
         1,
         &["not connected since", "??  backends of web: they were not tried now"],
     );
-    world.check(
+    fleet.check(
         "a fleet with gateways that are away",
         &[],
         1,

@@ -64,24 +64,24 @@ const ROWS: [(&str, &str, Load, u64); 13] = [
     ("requests", "http-asked", Load::HttpAsk, REQUESTS_PER_SECOND * 10),
 ];
 
-struct World {
+struct Fleet {
     lab: Lab,
     _edges: [Process; 2],
     backend: Backend,
 }
 
-impl World {
-    fn start(transport: &str) -> World {
+impl Fleet {
+    fn start(transport: &str) -> Fleet {
         let lab = Lab::start();
         let backend = Backend::start(ROWS.len());
         let edges = ["oslo", "rome"].map(|site| {
             let token = lab.run(&["token", "create", "--site", site]);
             lab.edge(site, &["--join", token.trim(), "--transport", transport])
         });
-        let world = World { lab, _edges: edges, backend };
-        let apply = world.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
-        finish(apply, Some(&world.objects())).unwrap().success().unwrap();
-        world
+        let fleet = Fleet { lab, _edges: edges, backend };
+        let apply = fleet.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
+        finish(apply, Some(&fleet.objects())).unwrap().success().unwrap();
+        fleet
     }
 
     fn objects(&self) -> String {
@@ -147,10 +147,10 @@ struct Faults {
     below: Vec<String>,
 }
 
-fn look(world: &World, transport: &str, places: &[SocketAddr]) -> Faults {
+fn look(fleet: &Fleet, transport: &str, places: &[SocketAddr]) -> Faults {
     let passed = std::thread::scope(|scope| {
         let run = |row: usize, subject: Subject| {
-            let (load, at, most, backend) = (ROWS[row].2, places[row], ROWS[row].3, &world.backend);
+            let (load, at, most, backend) = (ROWS[row].2, places[row], ROWS[row].3, &fleet.backend);
             scope.spawn(move || load.run(at, backend.counter(row, subject), row, subject, most, TIME))
         };
         let running: Vec<_> =
@@ -181,13 +181,13 @@ fn look(world: &World, transport: &str, places: &[SocketAddr]) -> Faults {
 }
 
 fn check(transport: &str) {
-    let world = World::start(transport);
-    let places: Vec<SocketAddr> = ROWS.iter().map(|(_, service, ..)| world.at(service)).collect();
+    let fleet = Fleet::start(transport);
+    let places: Vec<SocketAddr> = ROWS.iter().map(|(_, service, ..)| fleet.at(service)).collect();
     let mut faults = Faults::default();
     for _ in 0..LOOKS_MAX {
         // What was taken before is given back meanwhile.
         std::thread::sleep(Duration::from_secs(1));
-        faults = look(&world, transport, &places);
+        faults = look(&fleet, transport, &places);
         assert!(faults.above.is_empty(), "{}", faults.above.join("\n"));
         if faults.below.is_empty() {
             return;

@@ -127,15 +127,15 @@ fn policy(name: &str, site: &str) -> String {
 }
 
 /// A cloud with two sites; at both a node with the same address.
-struct World {
+struct Fleet {
     lab: Lab,
     edges: [Process; 2],
     oslo: Server,
     bergen: Server,
 }
 
-impl World {
-    fn start(flags: &[&str]) -> World {
+impl Fleet {
+    fn start(flags: &[&str]) -> Fleet {
         let folder = tempfile::tempdir().unwrap();
         let cloud = Cloud::start_with(&folder.path().join("cloud"), flags).unwrap();
         let lab = Lab { cloud, folder };
@@ -152,22 +152,22 @@ impl World {
             node("node-b", "Bergen", bergen.port, "ops"),
             node("node-c", "Oslo", oslo.port, "others"),
         ));
-        let world = World { lab, edges, oslo, bergen };
-        for target in [format!("node-o:{}", world.oslo.port), format!("node-b:{}", world.bergen.port)] {
-            let reached = || (connect(&world.lab, &target).status == 200).then_some(());
+        let fleet = Fleet { lab, edges, oslo, bergen };
+        for target in [format!("node-o:{}", fleet.oslo.port), format!("node-b:{}", fleet.bergen.port)] {
+            let reached = || (connect(&fleet.lab, &target).status == 200).then_some(());
             wait_for("the node is reached", reached).unwrap_or_else(|error| {
-                panic!("{error}: {}\n{}", connect(&world.lab, &target).body, world.lab.cloud.process.log())
+                panic!("{error}: {}\n{}", connect(&fleet.lab, &target).body, fleet.lab.cloud.process.log())
             });
         }
-        world
+        fleet
     }
 }
 
 #[test]
 fn a_node_is_reached_by_its_name_and_nothing_else_is() {
     let (hook, hidden) = (Server::start("hook"), Server::start("hidden"));
-    let world = World::start(&["--connect-allow", &format!("localhost:{}", hook.port)]);
-    let (lab, oslo, bergen) = (&world.lab, world.oslo.port, world.bergen.port);
+    let fleet = Fleet::start(&["--connect-allow", &format!("localhost:{}", hook.port)]);
+    let (lab, oslo, bergen) = (&fleet.lab, fleet.oslo.port, fleet.bergen.port);
     let socket = std::fs::metadata(lab.cloud.data_dir.join("run/connect.sock")).unwrap();
     assert_eq!(socket.permissions().mode() & 0o777, 0o600);
 
@@ -236,30 +236,30 @@ fn journal(data_dir: &Path) -> String {
 
 #[test]
 fn a_node_that_is_down_and_a_site_that_is_away_are_told_apart() {
-    let mut world = World::start(&[]);
-    let lab = &world.lab;
+    let mut fleet = Fleet::start(&[]);
+    let lab = &fleet.lab;
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     lab.apply(&node("node-d", "Oslo", closed, "ops"));
     let target = format!("node-d:{closed}");
     wait_for("nothing listens there", || (connect(lab, &target).status == 502).then_some(())).unwrap();
-    world.edges[1].terminate().unwrap();
-    let target = format!("node-b:{}", world.bergen.port);
+    fleet.edges[1].terminate().unwrap();
+    let target = format!("node-b:{}", fleet.bergen.port);
     wait_for("the site is away", || (connect(lab, &target).status == 503).then_some(())).unwrap();
-    let target = format!("node-o:{}", world.oslo.port);
+    let target = format!("node-o:{}", fleet.oslo.port);
     assert_eq!(connect(lab, &target).talk("x"), "oslo 1");
 }
 
 #[test]
 fn who_does_not_read_holds_up_nobody_else_and_little_memory() {
     const FLOOD: u64 = 96 << 20;
-    let world = World::start(&[]);
-    let target = format!("node-o:{}", world.oslo.port);
-    let mut slow = connect(&world.lab, &target).stream;
+    let fleet = Fleet::start(&[]);
+    let target = format!("node-o:{}", fleet.oslo.port);
+    let mut slow = connect(&fleet.lab, &target).stream;
     writeln!(slow, "FLOOD {FLOOD}").unwrap();
     // It goes on until every buffer on the way is full.
     let mut before = u64::MAX;
     wait_for("the flood stands still", || {
-        let now = world.oslo.flooded.load(Ordering::Relaxed);
+        let now = fleet.oslo.flooded.load(Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(200));
         let still = now > 0 && now == std::mem::replace(&mut before, now);
         still.then_some(())
@@ -267,31 +267,31 @@ fn who_does_not_read_holds_up_nobody_else_and_little_memory() {
     .unwrap();
     println!("a reader that does not read is sent {} KiB", before >> 10);
     assert!(before < FLOOD / 2, "{before}");
-    assert_eq!(connect(&world.lab, &target).talk("quick"), "oslo 5");
+    assert_eq!(connect(&fleet.lab, &target).talk("quick"), "oslo 5");
     let read = std::io::copy(&mut slow, &mut std::io::sink()).unwrap();
     assert_eq!(read, FLOOD);
 }
 
 #[test]
 fn what_is_no_longer_allowed_is_cut() {
-    let world = World::start(&[]);
-    let target = format!("node-o:{}", world.oslo.port);
-    let mut open = connect(&world.lab, &target).stream;
+    let fleet = Fleet::start(&[]);
+    let target = format!("node-o:{}", fleet.oslo.port);
+    let mut open = connect(&fleet.lab, &target).stream;
     open.write_all(b"begun").unwrap();
-    world.lab.apply(&policy("ops", "nowhere"));
+    fleet.lab.apply(&policy("ops", "nowhere"));
     let applied = Instant::now();
     let mut rest = Vec::new();
     // How a Unix socket ends that was cut is not told apart from an end; what matters is that nothing of the server came.
     let _ = open.read_to_end(&mut rest);
     println!("cut {:?} after the policy was changed", applied.elapsed());
     assert!(rest.is_empty(), "{rest:?}");
-    wait_for("it is refused now", || (connect(&world.lab, &target).status == 403).then_some(())).unwrap();
+    wait_for("it is refused now", || (connect(&fleet.lab, &target).status == 403).then_some(())).unwrap();
 }
 
 #[test]
 fn on_the_network_a_certificate_is_needed() {
-    let world = World::start(&["--connect", "127.0.0.1:0"]);
-    let data_dir = &world.lab.cloud.data_dir;
+    let fleet = Fleet::start(&["--connect", "127.0.0.1:0"]);
+    let data_dir = &fleet.lab.cloud.data_dir;
     let addresses = std::fs::read_to_string(data_dir.join("run/addresses.json")).unwrap();
     let addresses: serde_json::Value = serde_json::from_str(&addresses).unwrap();
     let proxy = format!("https://{}", addresses["connect"].as_str().unwrap());
@@ -312,7 +312,7 @@ fn on_the_network_a_certificate_is_needed() {
             &proxy,
         ]);
         command.arg("--proxy-cacert").arg(&authority).args(more);
-        let output = command.arg(format!("http://node-b:{}/", world.bergen.port)).output().unwrap();
+        let output = command.arg(format!("http://node-b:{}/", fleet.bergen.port)).output().unwrap();
         (
             String::from_utf8_lossy(&output.stdout).into_owned(),
             String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -325,7 +325,7 @@ fn on_the_network_a_certificate_is_needed() {
     assert!(body.is_empty() && error.contains("403"), "{body} {error}");
 
     // It opens this door and no other: the API knows nobody of that name.
-    let api = format!("https://{}/apis/causeway.io/v1/esites", world.lab.cloud.api);
+    let api = format!("https://{}/apis/causeway.io/v1/esites", fleet.lab.cloud.api);
     let mut command = Command::new("curl");
     command.args([
         "--silent",
@@ -345,19 +345,19 @@ fn on_the_network_a_certificate_is_needed() {
 #[test]
 fn a_node_is_reached_as_soon_as_its_edge_has_returned() {
     for transport in ["quic", "tcp"] {
-        let mut world = World::start(&[]);
-        let target = format!("node-o:{}", world.oslo.port);
+        let mut fleet = Fleet::start(&[]);
+        let target = format!("node-o:{}", fleet.oslo.port);
         for pause in [0, 1, 2] {
             // Somebody holds a connection to the node, as an API server does.
-            let held = connect(&world.lab, &target);
-            world.edges[0].kill().unwrap();
+            let held = connect(&fleet.lab, &target);
+            fleet.edges[0].kill().unwrap();
             std::thread::sleep(Duration::from_secs(pause));
-            world.edges[0] = world.lab.edge("oslo", &["--transport", transport]);
-            let edge = &world.edges[0];
+            fleet.edges[0] = fleet.lab.edge("oslo", &["--transport", transport]);
+            let edge = &fleet.edges[0];
             wait_for("the edge is back", || edge.log().contains("connected to the cloud").then_some(()))
                 .unwrap_or_else(|error| panic!("{error}\n{}", edge.log()));
             let begun = Instant::now();
-            let reached = || (connect(&world.lab, &target).status == 200).then_some(());
+            let reached = || (connect(&fleet.lab, &target).status == 200).then_some(());
             wait_for("the node is reached", reached).unwrap();
             let reached = begun.elapsed();
             // Who held one hears that it is gone: it would wait for ever.
@@ -369,7 +369,7 @@ fn a_node_is_reached_as_soon_as_its_edge_has_returned() {
                  connection ended {told:.0?} after it was connected"
             );
             // An old session that is waited for takes eight seconds and more.
-            assert!(told < Duration::from_secs(4), "{told:?}\n{}", world.lab.cloud.process.log());
+            assert!(told < Duration::from_secs(4), "{told:?}\n{}", fleet.lab.cloud.process.log());
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use testlab::causeway::{Process, wait_for};
 use testlab::https;
 
-use crate::crossing::World;
+use crate::crossing::Fleet;
 
 /// The fault took 8 to 10 s; the goal is one second on a machine that has nothing else to do.
 const REACHED: Duration = Duration::from_secs(4);
@@ -79,7 +79,7 @@ impl Http {
     }
 }
 
-impl World {
+impl Fleet {
     /// A connection on which a request was answered.
     fn reached(&self, from: &str, to: &str) -> Http {
         let ask = || {
@@ -133,31 +133,31 @@ fn serve_bytes(listener: &TcpListener, protocol: &'static str) {
 
 /// Kills the edge of rome, starts it again after some time, and asks it from two sites as soon as it is connected.
 fn check_return(protocol: &'static str, transport: &str) {
-    let mut world = World::speaking(protocol, transport);
+    let mut fleet = Fleet::speaking(protocol, transport);
     match protocol {
-        "HTTP" => world.backends.iter().for_each(serve),
-        _ => world.backends.iter().for_each(|backend| serve_bytes(backend, protocol)),
+        "HTTP" => fleet.backends.iter().for_each(serve),
+        _ => fleet.backends.iter().for_each(|backend| serve_bytes(backend, protocol)),
     }
-    let reached = |world: &World, from: &str| {
-        let asking = || ask(protocol, world.at(from, "rome"));
+    let reached = |fleet: &Fleet, from: &str| {
+        let asking = || ask(protocol, fleet.at(from, "rome"));
         wait_for(&format!("{from} reaches rome"), asking)
-            .unwrap_or_else(|error| panic!("{protocol}: {error}\n{}", world.logs()));
+            .unwrap_or_else(|error| panic!("{protocol}: {error}\n{}", fleet.logs()));
     };
     // Over HTTP each of both keeps a connection to the gateway of rome for its next request.
     for from in ["oslo", "cloud"] {
-        reached(&world, from);
+        reached(&fleet, from);
     }
     for pause in [0, 1, 2] {
-        world.edges[1].kill().unwrap();
+        fleet.edges[1].kill().unwrap();
         std::thread::sleep(Duration::from_secs(pause));
-        world.edges[1] = world.lab.edge("rome", &["--transport", transport]);
-        await_link(&world.edges[1]);
+        fleet.edges[1] = fleet.lab.edge("rome", &["--transport", transport]);
+        await_link(&fleet.edges[1]);
         let begun = Instant::now();
         let took = std::thread::scope(|scope| {
             let asking = ["oslo", "cloud"].map(|from| {
-                let (world, reached) = (&world, &reached);
+                let (fleet, reached) = (&fleet, &reached);
                 scope.spawn(move || {
-                    reached(world, from);
+                    reached(fleet, from);
                     begun.elapsed()
                 })
             });
@@ -168,7 +168,7 @@ fn check_return(protocol: &'static str, transport: &str) {
              {:>5.0?} (from the cloud) after it was connected",
             took[0], took[1]
         );
-        assert!(took.iter().all(|took| *took < REACHED), "{protocol}: {took:?}\n{}", world.logs());
+        assert!(took.iter().all(|took| *took < REACHED), "{protocol}: {took:?}\n{}", fleet.logs());
     }
 }
 
@@ -184,28 +184,28 @@ fn an_edge_that_is_killed_and_returns_is_reached_as_soon_as_it_is_connected() {
 #[test]
 fn a_cloud_that_stops_waits_for_no_idle_connection_and_finds_its_edges_at_once() {
     for transport in ["quic", "tcp"] {
-        let mut world = World::speaking("HTTP", transport);
-        world.backends.iter().for_each(serve);
+        let mut fleet = Fleet::speaking("HTTP", transport);
+        fleet.backends.iter().for_each(serve);
         // Every gateway keeps connections to the others, and every client its own.
         let directions = [("oslo", "rome"), ("cloud", "rome"), ("oslo", "cloud"), ("rome", "oslo")];
-        let clients = directions.map(|(from, to)| world.reached(from, to));
-        let api = https::Client::from_kubeconfig(&world.lab.cloud.kubeconfig()).unwrap();
+        let clients = directions.map(|(from, to)| fleet.reached(from, to));
+        let api = https::Client::from_kubeconfig(&fleet.lab.cloud.kubeconfig()).unwrap();
         let held = api.hold("/apis/causeway.io/v1/esites").unwrap();
         let mut watch = api.watch("/apis/causeway.io/v1/esites?watch=true").unwrap();
         let admin =
-            Http::connect(world.lab.cloud.admin).and_then(|mut client| client.get("/readyz").map(|_| client));
-        let tunnel = UnixStream::connect(world.lab.cloud.data_dir.join("run/connect.sock")).unwrap();
-        let idle = TcpStream::connect(world.at("cloud", "oslo")).unwrap();
+            Http::connect(fleet.lab.cloud.admin).and_then(|mut client| client.get("/readyz").map(|_| client));
+        let tunnel = UnixStream::connect(fleet.lab.cloud.data_dir.join("run/connect.sock")).unwrap();
+        let idle = TcpStream::connect(fleet.at("cloud", "oslo")).unwrap();
 
         let begun = Instant::now();
-        world.lab.cloud.process.terminate().unwrap();
+        fleet.lab.cloud.process.terminate().unwrap();
         let took = begun.elapsed();
         while watch.next_event().unwrap().is_some() {}
         drop((clients, held, admin, tunnel, idle));
-        let marks = world.edges.each_ref().map(|edge| edge.log().len());
-        world.lab.restart();
+        let marks = fleet.edges.each_ref().map(|edge| edge.log().len());
+        fleet.lab.restart();
         let ready = Instant::now();
-        for (edge, mark) in world.edges.iter().zip(marks) {
+        for (edge, mark) in fleet.edges.iter().zip(marks) {
             let is_back = || edge.log()[mark..].contains("connected to the cloud").then_some(());
             wait_for("the edge is back", is_back).unwrap();
         }
@@ -213,40 +213,83 @@ fn a_cloud_that_stops_waits_for_no_idle_connection_and_finds_its_edges_at_once()
         println!(
             "over {transport}: gone {took:.0?} after SIGTERM, edges back {back:.0?} after it was ready again"
         );
-        assert!(took < STOPPED, "{took:?}\n{}", world.logs());
-        assert!(back < BACK, "{back:?}\n{}", world.logs());
+        assert!(took < STOPPED, "{took:?}\n{}", fleet.logs());
+        assert!(back < BACK, "{back:?}\n{}", fleet.logs());
         for (from, to) in directions {
-            world.reached(from, to);
+            fleet.reached(from, to);
+        }
+    }
+}
+
+/// A killed cloud says nothing to its edges. Their connections to each other rode on its sessions, and pools must not hand
+/// them out again.
+#[test]
+fn a_cloud_that_is_killed_and_returns_leaves_no_request_on_a_connection_across_it() {
+    for transport in ["quic", "tcp"] {
+        let mut fleet = Fleet::speaking("HTTP", transport);
+        fleet.backends.iter().for_each(serve);
+        let directions = [("oslo", "rome"), ("rome", "oslo"), ("oslo", "cloud"), ("cloud", "rome")];
+        for round in 0..3 {
+            // Every gateway has connections to the others in its pools, and clients keep theirs to the gateways.
+            let held = directions.map(|(from, to)| (from, to, fleet.reached(from, to)));
+            let marks = fleet.edges.each_ref().map(|edge| edge.log().len());
+            fleet.lab.cloud.process.kill().unwrap();
+            fleet.lab.restart();
+            for (edge, mark) in fleet.edges.iter().zip(marks) {
+                let is_back = || edge.log()[mark..].contains("connected to the cloud").then_some(());
+                wait_for("the edge is back", is_back)
+                    .unwrap_or_else(|error| panic!("{error}\n{}", fleet.logs()));
+            }
+            let begun = Instant::now();
+            let took = std::thread::scope(|scope| {
+                let asking = held.map(|(from, to, mut client)| {
+                    let fleet = &fleet;
+                    scope.spawn(move || {
+                        // A client of the cloud has lost its connection; those of the edges go on to use theirs.
+                        let is_answered =
+                            from != "cloud" && client.get("/").is_ok_and(|status| status == 200);
+                        if !is_answered {
+                            fleet.reached(from, to);
+                        }
+                        (from, to, begun.elapsed())
+                    })
+                });
+                asking.map(|asked| asked.join().unwrap())
+            });
+            println!(
+                "over {transport:<4}, round {round}, answered after the edges were connected: {took:.0?}"
+            );
+            assert!(took.iter().all(|(_, _, took)| *took < REACHED), "{took:?}\n{}", fleet.logs());
         }
     }
 }
 
 #[test]
 fn what_is_in_flight_when_the_cloud_stops_is_finished_and_listeners_stay_until_then() {
-    let mut world = World::speaking("HTTP", "quic");
-    world.backends.iter().for_each(serve);
+    let mut fleet = Fleet::speaking("HTTP", "quic");
+    fleet.backends.iter().for_each(serve);
     let directions = [("oslo", "rome"), ("cloud", "rome"), ("rome", "cloud")];
-    let slow = directions.map(|(from, to)| (from, to, world.reached(from, to)));
+    let slow = directions.map(|(from, to)| (from, to, fleet.reached(from, to)));
     let gone = std::thread::scope(|scope| {
         let asked = slow.map(|(from, to, mut client)| (from, to, scope.spawn(move || client.get("/slow"))));
         // Until all of them are at their backends: those are asked for nothing else.
         std::thread::sleep(SLOW / 4);
-        let pid = world.lab.cloud.process.pid().to_string();
+        let pid = fleet.lab.cloud.process.pid().to_string();
         assert!(std::process::Command::new("kill").arg(pid).status().unwrap().success());
         let begun = Instant::now();
-        wait_for("it drains", || world.lab.cloud.process.log().contains("stopping").then_some(())).unwrap();
+        wait_for("it drains", || fleet.lab.cloud.process.log().contains("stopping").then_some(())).unwrap();
         // New clients are served meanwhile, at the presences and at the API.
         for (from, to) in [("cloud", "rome"), ("oslo", "rome")] {
-            let answered = Http::connect(world.at(from, to)).and_then(|mut client| client.get("/"));
-            assert_eq!(answered.ok(), Some(200), "{from} to {to} while the cloud drains\n{}", world.logs());
+            let answered = Http::connect(fleet.at(from, to)).and_then(|mut client| client.get("/"));
+            assert_eq!(answered.ok(), Some(200), "{from} to {to} while the cloud drains\n{}", fleet.logs());
         }
-        world.lab.run(&["get", "esites"]);
+        fleet.lab.run(&["get", "esites"]);
         for (from, to, answered) in asked {
-            assert_eq!(answered.join().unwrap().ok(), Some(200), "{from} to {to}\n{}", world.logs());
+            assert_eq!(answered.join().unwrap().ok(), Some(200), "{from} to {to}\n{}", fleet.logs());
         }
         begun
     });
-    wait_for("the cloud ends", || world.lab.cloud.process.ended()).unwrap();
+    wait_for("the cloud ends", || fleet.lab.cloud.process.ended()).unwrap();
     println!("gone {:.1?} after SIGTERM, with requests of {SLOW:?} in flight", gone.elapsed());
     assert!(gone.elapsed() < SLOW + STOPPED, "{:?}", gone.elapsed());
 }

@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 use testlab::causeway::Cloud;
 use testlab::etcd::Cluster;
 use testlab::https::{Client, Request};
+use testlab::random::SeededRandom;
 
-use crate::{Dice, GROUP, admin, path, revision, site, soak};
+use crate::{GROUP, admin, path, revision, site, soak};
 
 const WRITERS: u64 = 4;
 
@@ -38,7 +39,7 @@ fn kill_nine_loses_nothing_that_was_acknowledged_on_etcd() {
 }
 
 fn rounds(store: &str, more: &[&str]) {
-    let mut dice = Dice::new(&format!("kill -9 on {store}"));
+    let mut random = SeededRandom::for_test(&format!("kill -9 on {store}"));
     let folder = tempfile::tempdir().unwrap();
     let data_dir = folder.path().join("cloud");
     let mut known = BTreeMap::new();
@@ -53,7 +54,7 @@ fn rounds(store: &str, more: &[&str]) {
         if round == count {
             break;
         }
-        let delay = Duration::from_millis(50 + dice.roll(700));
+        let delay = Duration::from_millis(50 + random.below(700));
         newest = newest.max(write_until_killed(&mut cloud, &client, round, delay, &mut known)).max(found);
     }
     let deleted = known.values().filter(|state| **state == Known::Deleted).count();
@@ -82,7 +83,7 @@ fn write_until_killed(
             })
             .collect();
         started.wait();
-        // Not to wait for something: the moment of the crash is what the dice choose.
+        // Not to wait for something: the moment of the crash is what the random choose.
         std::thread::sleep(delay);
         cloud.process.kill().unwrap();
         dead.store(true, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! What must hold when things go wrong: bad input, crashes, full disks, lost machines, crowds.
+//! What must hold when things go wrong: bad input, crashes, full disks, lost machines, overload.
 //!
 //! The real binary, real TLS, loopback only. Short forms by default; CAUSEWAY_SOAK=1 runs the long ones.
 
@@ -6,13 +6,13 @@
 
 mod bad_input;
 mod change;
-mod crowd;
 mod enrolment;
 mod fleet;
 mod flood;
 mod full_disk;
 mod kill;
 mod netmaps;
+mod overload;
 mod replicas;
 
 use std::path::{Path, PathBuf};
@@ -125,25 +125,4 @@ fn revision(client: &Client) -> u64 {
 /// Is the long form wanted?
 fn soak() -> bool {
     std::env::var_os("CAUSEWAY_SOAK").is_some_and(|value| value == "1")
-}
-
-/// Random enough to spread moments; its seed is printed, so that a failure can be had again.
-struct Dice(u64);
-
-impl Dice {
-    fn new(test: &str) -> Dice {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-        let seed: Option<u64> = std::env::var("CAUSEWAY_SEED").ok().and_then(|text| text.parse().ok());
-        let seed = seed.unwrap_or(now.subsec_nanos().into());
-        eprintln!("{test}: CAUSEWAY_SEED={seed}");
-        Dice(seed | 1)
-    }
-
-    /// From 0 to `below`, which is excluded. Marsaglia's xorshift.
-    fn roll(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % below
-    }
 }

@@ -13,9 +13,10 @@ use causeway_netmap::{Generation, Netmap, NetmapStamp, NetmapView, PolicyEntry};
 use serde_json::{Value, json};
 use testlab::causeway::{Cloud, Process, get, run, wait_for};
 use testlab::https::{Client, Request};
+use testlab::random::SeededRandom;
 
 use crate::full_disk::Disk;
-use crate::{Dice, GROUP, admin, edge, join_token, path, soak};
+use crate::{GROUP, admin, edge, join_token, path, soak};
 
 /// A cloud whose channel keeps its address, and edges at two sites: `home` has a service that `away` may use.
 struct Sites {
@@ -132,7 +133,7 @@ fn kill_nine_of_the_cloud_takes_no_netmap_back() {
     let mut sites = Sites::start();
     let _edges = GATEWAYS.map(|gateway| sites.join(gateway));
     GATEWAYS.iter().for_each(|gateway| drop(sites.wait_equal(gateway, 1000)));
-    let mut dice = Dice::new("kill -9 of the cloud under change");
+    let mut random = SeededRandom::for_test("kill -9 of the cloud under change");
     let rounds = if soak() { 50 } else { 5 };
     let (port, is_over) = (AtomicU16::new(1000), AtomicBool::new(false));
     let dirs = GATEWAYS.map(|gateway| sites.data_dir(gateway));
@@ -152,7 +153,7 @@ fn kill_nine_of_the_cloud_takes_no_netmap_back() {
         let _over = Over(&is_over);
         for _ in 0..rounds {
             let client = admin(&sites.cloud);
-            let end = std::time::Instant::now() + Duration::from_millis(100 + dice.roll(900));
+            let end = std::time::Instant::now() + Duration::from_millis(100 + random.below(900));
             while std::time::Instant::now() < end && !watching.is_finished() {
                 set_port(&client, port.fetch_add(1, Ordering::Relaxed) + 1);
             }
@@ -209,7 +210,7 @@ fn an_edge_killed_while_it_applies_comes_up_whole() {
     let mut process = sites.join("away");
     sites.wait_equal("away", 1000);
     let data_dir = sites.data_dir("away");
-    let mut dice = Dice::new("kill -9 of an edge under change");
+    let mut random = SeededRandom::for_test("kill -9 of an edge under change");
     let rounds = if soak() { 50 } else { 8 };
     let (client, is_over) = (admin(&sites.cloud), AtomicBool::new(false));
     let last = std::thread::scope(|scope| {
@@ -224,8 +225,8 @@ fn an_edge_killed_while_it_applies_comes_up_whole() {
         });
         let mut held = None;
         for _ in 0..rounds {
-            // Not to wait for something: the moment of the kill is what the dice choose.
-            std::thread::sleep(Duration::from_millis(150 + dice.roll(600)));
+            // Not to wait for something: the moment of the kill is what the random choose.
+            std::thread::sleep(Duration::from_millis(150 + random.below(600)));
             process.kill().unwrap();
             check_rise("away", &mut held, &data_dir);
             process = edge(sites.folder.path(), "away", &[]);

@@ -5,7 +5,7 @@
 use std::io::BufRead;
 
 use anyhow::{Context, Result};
-use testlab::dice::Dice;
+use testlab::random::SeededRandom;
 use testlab::relay::Relay;
 
 fn main() -> Result<()> {
@@ -15,7 +15,7 @@ fn main() -> Result<()> {
     let target = arguments.next().context(USAGE)?.parse()?;
     let seed = match arguments.next() {
         Some(text) => text.parse()?,
-        None => Dice::seed("relay"),
+        None => SeededRandom::seed("relay"),
     };
     let relay = Relay::start(listen, target, seed)?;
     println!("listening on {}", relay.address());

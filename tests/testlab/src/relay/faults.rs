@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::dice::Dice;
+use crate::random::SeededRandom;
 
 /// The time for which a datagram is held back so that later ones overtake it.
 const HELD_BACK: Duration = Duration::from_millis(30);
@@ -36,7 +36,7 @@ pub struct Faults {
 #[derive(Debug)]
 pub struct Line {
     faults: Faults,
-    dice: Dice,
+    random: SeededRandom,
     /// When a throttled line has sent all that waits.
     free_at: Option<Instant>,
     /// The last arrival that was promised; later datagrams do not arrive before it.
@@ -45,7 +45,7 @@ pub struct Line {
 
 impl Line {
     pub fn new(seed: u64) -> Line {
-        Line { faults: Faults::default(), dice: Dice::new(seed), free_at: None, last: None }
+        Line { faults: Faults::default(), random: SeededRandom::new(seed), free_at: None, last: None }
     }
 
     pub fn set(&mut self, faults: Faults) {
@@ -61,7 +61,7 @@ impl Line {
 
     /// When the copies of a datagram arrive: none when it is lost.
     pub fn datagram(&mut self, now: Instant, size_bytes: usize) -> Vec<Instant> {
-        if self.faults.black_hole || self.dice.chance(self.faults.loss) {
+        if self.faults.black_hole || self.random.chance(self.faults.loss) {
             return Vec::new();
         }
         let sent = match self.transmit(now, size_bytes) {
@@ -73,18 +73,18 @@ impl Line {
             sent => sent,
         };
         let arrives = sent + self.travel();
-        if self.dice.chance(self.faults.reorder) {
+        if self.random.chance(self.faults.reorder) {
             return vec![arrives + HELD_BACK];
         }
         let arrives = self.last.map_or(arrives, |last| arrives.max(last));
         self.last = Some(arrives);
-        let copies = if self.dice.chance(self.faults.duplicate) { 2 } else { 1 };
+        let copies = if self.random.chance(self.faults.duplicate) { 2 } else { 1 };
         vec![arrives; copies]
     }
 
     /// When a piece of a stream arrives. The caller keeps the order, and stops reading while the line is behind.
     pub fn piece(&mut self, now: Instant, size_bytes: usize) -> Instant {
-        let again = if self.dice.chance(self.faults.loss) {
+        let again = if self.random.chance(self.faults.loss) {
             SENT_AGAIN_AFTER + self.faults.delay
         } else {
             Duration::ZERO
@@ -120,7 +120,7 @@ impl Line {
         let jitter = u64::try_from(self.faults.jitter.as_micros()).unwrap_or(u64::MAX);
         match jitter {
             0 => self.faults.delay,
-            most => self.faults.delay + Duration::from_micros(self.dice.roll(most)),
+            most => self.faults.delay + Duration::from_micros(self.random.below(most)),
         }
     }
 }

@@ -20,7 +20,7 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use tokio::runtime::Handle;
 
-use crate::lock::lock;
+use causeway_api::sync::MutexExt;
 
 /// Bound of unprocessed bytes: two kernel buffers of the port, and a tenth of a second at 1 Gbit/s.
 const UNHANDLED_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -80,7 +80,7 @@ impl BoundedSocket {
                 // have woken.
                 tokio::task::yield_now().await;
                 tokio::task::yield_now().await;
-                let (reader, again) = lock(&unprocessed).handle_checked();
+                let (reader, again) = unprocessed.lock_ignoring_poison().handle_checked();
                 reader.into_iter().for_each(Waker::wake);
                 if !again {
                     return;
@@ -106,7 +106,7 @@ impl AsyncUdpSocket for BoundedSocket {
         meta: &mut [RecvMeta],
     ) -> Poll<io::Result<usize>> {
         {
-            let mut unprocessed = lock(&self.unprocessed);
+            let mut unprocessed = self.unprocessed.lock_ignoring_poison();
             if unprocessed.is_full() {
                 unprocessed.reader = Some(context.waker().clone());
                 return Poll::Pending;
@@ -115,7 +115,7 @@ impl AsyncUdpSocket for BoundedSocket {
         let read = self.inner.poll_recv(context, buffers, meta);
         if let Poll::Ready(Ok(count)) = &read {
             let bytes = meta.iter().take(*count).map(|meta| meta.len).sum();
-            let begins = lock(&self.unprocessed).take(bytes);
+            let begins = self.unprocessed.lock_ignoring_poison().take(bytes);
             if begins {
                 self.start_check();
             }

@@ -18,7 +18,7 @@ use std::time::Instant;
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
 use tokio::runtime::{Builder, Runtime as Tokio};
 
-use crate::lock::lock;
+use causeway_api::sync::MutexExt;
 
 /// The runtime that quinn is given. The first future that quinn spawns is the endpoint driver, which gets the
 /// thread.
@@ -39,7 +39,7 @@ impl ReceiveThread {
     }
 
     fn take(&self) -> Option<Tokio> {
-        lock(&self.0).take()
+        self.0.lock_ignoring_poison().take()
     }
 }
 

@@ -11,7 +11,7 @@ const fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A supervisor and a clock. The dice always show 1: the longest wait.
+/// A supervisor and a clock. The jitter is always 1: the longest wait.
 struct Lab {
     machine: Supervisor,
     start: Instant,

@@ -21,7 +21,7 @@ impl Mux {
         while self.ended.is_none() {
             match parse(&bytes[used..]) {
                 Ok(None) => {
-                    self.figures.received_bytes += used as u64;
+                    self.stats.received_bytes += used as u64;
                     return used;
                 }
                 Ok(Some((frame, length))) => {
@@ -46,7 +46,7 @@ impl Mux {
         if self.ended.is_some() {
             return;
         }
-        self.figures.received_bytes += (HEAD_BYTES + payload.len()) as u64;
+        self.stats.received_bytes += (HEAD_BYTES + payload.len()) as u64;
         let handled = self.handle_data(head.stream, payload.len(), head.fin, |queue| queue.push(payload));
         if let Err(fault) = handled {
             self.close(CloseReason::new(CloseCode::Malformed, fault));
@@ -64,13 +64,12 @@ impl Mux {
             Frame::Stop { stream, code } => self.handle_stop(stream, code.into()),
             Frame::Credit { stream, bytes } => self.handle_credit(stream, bytes),
             Frame::Datagram(_) if self.before_admission.is_some() => {
-                self.figures.datagrams_dropped += 1;
+                self.stats.datagrams_dropped += 1;
                 Ok(())
             }
             Frame::Datagram(data) => {
                 let data = Bytes::copy_from_slice(data);
-                self.figures.datagrams_dropped +=
-                    self.datagrams_in.push(data, self.bounds.datagram_bytes_max);
+                self.stats.datagrams_dropped += self.datagrams_in.push(data, self.bounds.datagram_bytes_max);
                 self.signals.datagram = true;
                 Ok(())
             }
@@ -131,7 +130,7 @@ impl Mux {
         if self.peer_held >= self.bounds.held_max() || self.accepted_bytes + header.len() > ACCEPTED_BYTES_MAX
         {
             // No state is kept for it. Later frames for it are ignored.
-            self.figures.streams_refused += 1;
+            self.stats.streams_refused += 1;
             self.outgoing.push_reset(id, ResetCode::Limit);
             self.outgoing.push_stop(id, ResetCode::Limit);
             return Ok(());

@@ -151,7 +151,7 @@ impl Mux {
             self.fill_streams(batch, bytes_max);
             self.outgoing.rest();
         }
-        self.figures.sent_bytes += (batch.len() - before) as u64;
+        self.stats.sent_bytes += (batch.len() - before) as u64;
     }
 
     fn fill_small(&mut self, batch: &mut WriteBatch, bytes_max: usize, now: Instant) {

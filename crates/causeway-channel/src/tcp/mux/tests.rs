@@ -142,7 +142,7 @@ fn bytes_arrive_and_both_directions_end_on_their_own() {
     assert_eq!(pair.edge.read(id, 3, pair.now), Poll::Ready(Ok(Some(Bytes::from_static(b"ans")))));
     assert_eq!(pair.edge.read(id, 100, pair.now), Poll::Ready(Ok(Some(Bytes::from_static(b"wer")))));
     assert_eq!(pair.edge.read(id, 100, pair.now), Poll::Ready(Ok(None)));
-    assert_eq!(pair.edge.mux.figures().streams_open, 0);
+    assert_eq!(pair.edge.mux.stats().streams_open, 0);
     pair.edge.drop_both(id);
     pair.cloud.drop_both(id);
     assert!(pair.edge.mux.streams.is_empty() && pair.cloud.mux.streams.is_empty());
@@ -236,7 +236,7 @@ fn a_reset_a_stop_and_a_dropped_half_reach_the_other_end() {
     pair.settle();
     assert_eq!(pair.cloud.mux.poll_stopped(id, Waker::noop()), Poll::Ready(ResetCode::Limit));
     assert_eq!(pair.cloud.write(id, b"more"), Poll::Ready(Err(StreamFailure::Reset(ResetCode::Limit))));
-    assert_eq!(pair.edge.mux.figures().streams_open, 0, "a stop is answered with a reset");
+    assert_eq!(pair.edge.mux.stats().streams_open, 0, "a stop is answered with a reset");
     pair.edge.drop_both(id);
     pair.cloud.drop_both(id);
 
@@ -307,7 +307,7 @@ fn of_too_many_datagrams_the_oldest_go_and_are_counted() {
     }
     pair.settle();
     let first = pair.cloud.mux.read_datagram().unwrap().unwrap();
-    assert_eq!((first[0], pair.edge.mux.figures().datagrams_dropped), (91, 91));
+    assert_eq!((first[0], pair.edge.mux.stats().datagrams_dropped), (91, 91));
 }
 
 #[test]
@@ -397,7 +397,7 @@ fn a_peer_that_is_not_admitted_opens_one_stream_and_its_datagrams_are_dropped() 
     let mut cloud = pending();
     feed(&mut cloud, &[open(1), Frame::Datagram(b"early")]);
     assert_eq!(cloud.mux.read_datagram(), Ok(None));
-    assert_eq!((cloud.mux.figures().datagrams_dropped, cloud.mux.ended()), (1, None));
+    assert_eq!((cloud.mux.stats().datagrams_dropped, cloud.mux.ended()), (1, None));
     cloud.mux.admit();
     feed(&mut cloud, &[open(3), open(5), Frame::Datagram(b"late")]);
     assert_eq!((cloud.mux.read_datagram().unwrap().unwrap(), cloud.mux.ended()), ("late".into(), None));
@@ -429,7 +429,7 @@ fn a_stream_that_the_peer_gave_up_counts_until_it_is_accepted_and_dropped() {
         id += 2;
     }
     assert_eq!((cloud.mux.streams.len(), cloud.mux.accepted.len(), cloud.mux.peer_open), (72, 72, 0));
-    assert_eq!(cloud.mux.figures().streams_refused, 1000 - 72);
+    assert_eq!(cloud.mux.stats().streams_refused, 1000 - 72);
     assert_eq!(cloud.mux.ended(), None, "the rest is refused and the link goes on");
     let refused = Frame::Reset { stream: id - 2, code: ResetCode::Limit.into() };
     let mut bytes = Vec::new();
@@ -465,7 +465,7 @@ fn the_headers_of_streams_that_wait_to_be_accepted_have_a_bound() {
         feed(&mut cloud, &[Frame::Open { stream: id, credit: 0, header: &header }]);
     }
     assert_eq!(cloud.mux.accepted_bytes, ACCEPTED_BYTES_MAX);
-    assert_eq!(cloud.mux.figures().streams_refused, 2000 - (ACCEPTED_BYTES_MAX / header.len()) as u64);
+    assert_eq!(cloud.mux.stats().streams_refused, 2000 - (ACCEPTED_BYTES_MAX / header.len()) as u64);
     assert_eq!(cloud.mux.ended(), None);
 }
 

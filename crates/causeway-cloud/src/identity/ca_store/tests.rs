@@ -1,19 +1,19 @@
-//! The roll in the store: what is written is what is read, and only with the right seal.
+//! The CAs in the store: what is written is what is read, and only with the right seal.
 
 use super::*;
 
 #[test]
 fn a_roll_survives_the_store_and_keys_cannot_be_exchanged() {
-    let home = tempfile::tempdir().unwrap();
-    let seal = SealKey::generate(&home.path().join("seal.key")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let seal = SealKey::generate(&folder.path().join("seal.key")).unwrap();
     let now = from_unix_seconds(1_800_000_000);
     let (old, new) = (Authority::create(now).unwrap(), Authority::create(now).unwrap());
     let value = encode(&[(&old, now), (&new, now)], &seal, "host:/seal.key".into());
-    let roll = decode(&value, Revision(7), &seal).unwrap();
-    assert_eq!(roll.ids(), [old.id(), new.id()]);
-    assert_eq!((roll.serving().id(), roll.issuing().id()), (old.id(), new.id()));
-    assert!(roll.is_changing() && roll.revision == Revision(7));
-    assert!(roll.dated().all(|(_, created)| created == now));
+    let cas = decode(&value, Revision(7), &seal).unwrap();
+    assert_eq!(cas.ids(), [old.id(), new.id()]);
+    assert_eq!((cas.serving().id(), cas.issuing().id()), (old.id(), new.id()));
+    assert!(cas.is_changing() && cas.revision == Revision(7));
+    assert!(cas.dated().all(|(_, created)| created == now));
 
     let mut stored = parse(&value).unwrap();
     let (first, second) = stored.authorities.split_at_mut(1);
@@ -28,8 +28,8 @@ fn a_roll_survives_the_store_and_keys_cannot_be_exchanged() {
 
 #[test]
 fn a_damaged_record_is_not_quoted() {
-    let home = tempfile::tempdir().unwrap();
-    let seal = SealKey::generate(&home.path().join("seal.key")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let seal = SealKey::generate(&folder.path().join("seal.key")).unwrap();
     let key = "-----BEGIN PRIVATE KEY-----";
     for record in [
         format!("{key:?}"),
@@ -46,19 +46,19 @@ fn a_damaged_record_is_not_quoted() {
 
 #[tokio::test]
 async fn a_seal_key_is_dropped_only_when_it_opens_nothing() {
-    let home = tempfile::tempdir().unwrap();
-    let spec = causeway_store::StoreSpec::Sqlite { path: home.path().join("store.db") };
+    let folder = tempfile::tempdir().unwrap();
+    let spec = causeway_store::StoreSpec::Sqlite { path: folder.path().join("store.db") };
     let store = Store::open(spec).await.unwrap();
-    let (ours, other) = (home.path().join("seal.key"), home.path().join("other.key"));
+    let (ours, other) = (folder.path().join("seal.key"), folder.path().join("other.key"));
     let place = SealKeyLocation { path: ours.clone(), host: "here".into() };
-    let (roll, seal) =
+    let (cas, seal) =
         open_or_create(&store, &place, from_unix_seconds(1_800_000_000), || Ok(())).await.unwrap();
 
     // The answer was lost, the store was asked again, and says that the record exists.
     drop_useless_seal(&store, &seal).await.unwrap();
     assert!(ours.exists());
     let again = open_or_create(&store, &place, from_unix_seconds(1_800_000_000), || Ok(())).await.unwrap().0;
-    assert_eq!(again.ids(), roll.ids());
+    assert_eq!(again.ids(), cas.ids());
 
     let useless = SealKey::generate(&other).unwrap();
     drop_useless_seal(&store, &useless).await.unwrap();

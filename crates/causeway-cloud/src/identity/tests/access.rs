@@ -75,13 +75,13 @@ async fn a_certificate_is_believed_while_it_lasts() {
     assert_eq!(ask(&stranger.issued.certificate), Err(AuthFailure::Unknown));
 
     // Signed by the CA, but without a role: it is refused.
-    let roll = cloud.registrar.roll.load_full();
+    let cas = cloud.registrar.cas.load_full();
     let spki = super::super::serving::spki(&PrivateKey::generate().unwrap()).unwrap();
     let nobody = CertificateSubject::User { name: "eve".into(), organization: "system:masters" };
-    let signed = roll.issuing().sign(&nobody, &spki, fleet.hands.now(), DAY).unwrap();
+    let signed = cas.issuing().sign(&nobody, &spki, fleet.hands.now(), DAY).unwrap();
     assert_eq!(ask(&signed.certificate), Err(AuthFailure::Unknown));
     let viewer = CertificateSubject::User { name: "ann".into(), organization: "causeway:viewer" };
-    let signed = roll.issuing().sign(&viewer, &spki, fleet.hands.now() + DAY, DAY).unwrap();
+    let signed = cas.issuing().sign(&viewer, &spki, fleet.hands.now() + DAY, DAY).unwrap();
     assert_eq!(ask(&signed.certificate), Err(AuthFailure::NotYetValid));
     fleet.hands.advance(DAY);
     assert_eq!(ask(&signed.certificate).unwrap().role, Role::Viewer);
@@ -143,15 +143,15 @@ async fn the_server_certificate_is_replaced_while_it_runs() {
 async fn the_server_certificate_follows_names_ca_and_time() {
     let fleet = Fleet::new().await;
     let cloud = fleet.open("a").await.unwrap();
-    let roll = cloud.roll.load_full();
+    let cas = cloud.cas.load_full();
     let names = |name: &str| vec![CloudServerName::Dns(name.to_owned())];
     let now = fleet.hands.now();
-    let serving = ServingTls::new(names("a.example"), &roll, now).unwrap();
-    assert!(!serving.reconcile(names("a.example"), &roll, now + 59 * DAY).unwrap());
-    assert!(serving.reconcile(names("b.example"), &roll, now).unwrap(), "another name");
-    assert!(!serving.reconcile(names("b.example"), &roll, now).unwrap());
+    let serving = ServingTls::new(names("a.example"), &cas, now).unwrap();
+    assert!(!serving.reconcile(names("a.example"), &cas, now + 59 * DAY).unwrap());
+    assert!(serving.reconcile(names("b.example"), &cas, now).unwrap(), "another name");
+    assert!(!serving.reconcile(names("b.example"), &cas, now).unwrap());
     cloud.start_rotation().await.unwrap();
-    let changing = cloud.roll.load_full();
+    let changing = cloud.cas.load_full();
     assert!(serving.reconcile(names("b.example"), &changing, now).unwrap(), "another CA to trust");
     assert!(serving.reconcile(names("b.example"), &changing, now + 60 * DAY).unwrap(), "its age");
     assert!(serving.reconcile(names("b.example"), &changing, now - DAY).unwrap(), "a clock that went back");

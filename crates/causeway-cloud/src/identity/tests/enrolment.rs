@@ -179,7 +179,7 @@ async fn the_name_comes_from_the_token_whatever_the_request_says() {
     assert_eq!(facts.peer, Some(token.peer));
     assert_eq!(facts.common_name, "G1");
     assert_eq!(facts.organizations, ["causeway:gateway"]);
-    assert_eq!(cloud.registrar.figures().mismatches(), 1);
+    assert_eq!(cloud.registrar.metrics().mismatches(), 1);
 }
 
 #[tokio::test]

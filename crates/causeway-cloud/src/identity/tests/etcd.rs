@@ -37,8 +37,7 @@ async fn replicas_on_etcd_agree_on_everything() {
     };
     assert!(matches!(error, RotationError::Raced | RotationError::AlreadyChanging), "{error:?}");
     eventually("both follow", || {
-        a.registrar.roll.load().ids() == b.registrar.roll.load().ids()
-            && a.registrar.roll.load().is_changing()
+        a.registrar.cas.load().ids() == b.registrar.cas.load().ids() && a.registrar.cas.load().is_changing()
     })
     .await;
 }
@@ -56,6 +55,6 @@ async fn race(cluster: &Cluster, round: usize) {
     }
     let open = async |name: &str| Registrar::open(fleet.store().await, fleet.prepared(name)).await;
     let opened = tokio::join!(open("a"), open("b"), open("c"));
-    let ids = [opened.0, opened.1, opened.2].map(|replica| replica.unwrap().roll.load().ids());
+    let ids = [opened.0, opened.1, opened.2].map(|replica| replica.unwrap().cas.load().ids());
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
 }

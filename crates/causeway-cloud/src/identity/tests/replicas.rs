@@ -5,9 +5,9 @@ use causeway_apiserver::{AuthFailure, Authenticator};
 use super::super::ca_store::CaStoreError;
 use super::*;
 
-fn roll_error(error: IdentityError) -> CaStoreError {
+fn ca_store_error(error: IdentityError) -> CaStoreError {
     match error {
-        IdentityError::Roll(error) => error,
+        IdentityError::CaStore(error) => error,
         other => panic!("{other:?}"),
     }
 }
@@ -23,7 +23,7 @@ async fn replicas_that_start_together_agree_on_one_ca() {
         }
         let open = async |name: &str| Registrar::open(fleet.store().await, fleet.prepared(name)).await;
         let opened = tokio::join!(open("a"), open("b"), open("c"), open("d"));
-        let ids = [opened.0, opened.1, opened.2, opened.3].map(|replica| replica.unwrap().roll.load().ids());
+        let ids = [opened.0, opened.1, opened.2, opened.3].map(|replica| replica.unwrap().cas.load().ids());
         assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
     }
 }
@@ -44,7 +44,7 @@ async fn of_replicas_with_different_seals_one_starts_and_the_other_is_told_what_
             text.contains(&format!(":{}", from.display())) && text.contains(to.to_str().unwrap()),
             "{text}"
         );
-        assert!(matches!(roll_error(error), CaStoreError::NoSealKey { .. }), "{text}");
+        assert!(matches!(ca_store_error(error), CaStoreError::NoSealKey { .. }), "{text}");
         assert!(!to.exists(), "a seal key that sealed nothing is not left behind");
 
         std::fs::copy(from, to).unwrap();
@@ -59,13 +59,13 @@ async fn a_wrong_seal_key_and_a_damaged_record_are_told_apart() {
     std::fs::write(fleet.data_dir("b").join("seal.key"), "00".repeat(32)).unwrap();
     let error = fleet.open("b").await.map(drop).unwrap_err();
     assert!(error.to_string().contains("a/seal.key"), "{error}");
-    assert!(matches!(roll_error(error), CaStoreError::OtherSealKey { .. }));
+    assert!(matches!(ca_store_error(error), CaStoreError::OtherSealKey { .. }));
 
     let record = fleet.store.get("identity/ca").await.unwrap().unwrap();
     let text = String::from_utf8(record.value.to_vec()).unwrap();
     let damage = async |value: String| {
         fleet.store.put("identity/ca", value.into()).await.unwrap();
-        roll_error(fleet.open("a").await.map(drop).unwrap_err())
+        ca_store_error(fleet.open("a").await.map(drop).unwrap_err())
     };
     assert!(matches!(
         damage(text.replace("\"version\":1", "\"version\":2")).await,

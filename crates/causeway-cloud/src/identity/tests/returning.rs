@@ -24,7 +24,7 @@ impl Fleet {
 
     /// Returns the same data dirs with a store that holds the backup.
     async fn restored(self, backup: &[u8]) -> Fleet {
-        let path = self.home.path().join(format!("restored-{}.db", backup.len()));
+        let path = self.folder.path().join(format!("restored-{}.db", backup.len()));
         let spec = StoreSpec::Sqlite { path };
         let store = Store::open(spec.clone()).await.unwrap();
         store.import(backup).await.unwrap();
@@ -228,10 +228,10 @@ async fn a_lost_store_is_no_first_start() {
         let path = cloud.kubeconfig_path();
         (path.clone(), std::fs::read_to_string(path).unwrap())
     };
-    let spec = StoreSpec::Sqlite { path: fleet.home.path().join("empty.db") };
+    let spec = StoreSpec::Sqlite { path: fleet.folder.path().join("empty.db") };
     let lost = Fleet { store: Store::open(spec.clone()).await.unwrap(), spec, ..fleet };
     let error = match lost.open("a").await.map(drop) {
-        Err(IdentityError::Roll(error @ CaStoreError::EarlierLife(_))) => error.to_string(),
+        Err(IdentityError::CaStore(error @ CaStoreError::EarlierLife(_))) => error.to_string(),
         other => panic!("{other:?}"),
     };
     for part in ["seal.key", "admin.kubeconfig", "causeway restore", "--new-fleet"] {
@@ -243,7 +243,7 @@ async fn a_lost_store_is_no_first_start() {
     Registrar::open(lost.store.clone(), lost.prepared("a")).await.unwrap();
     assert_ne!(std::fs::read_to_string(&path).unwrap(), kubeconfig);
     lost.open("a").await.unwrap();
-    assert!(!lost.home.path().join("a/first-start").exists());
+    assert!(!lost.folder.path().join("a/first-start").exists());
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ async fn a_change_of_ca_loses_no_edge() {
     let view = a.registrar.start_rotation().await.unwrap();
     assert!(view.changing && view.authorities.len() == 2);
     assert!(view.authorities[0].serving && view.authorities[1].issuing);
-    eventually("the other replica follows", || b.registrar.roll.load().is_changing()).await;
+    eventually("the other replica follows", || b.registrar.cas.load().is_changing()).await;
     assert!(matches!(b.registrar.start_rotation().await, Err(RotationError::AlreadyChanging)));
 
     // Old certificates still work everywhere, and edges can still verify the cloud with the CAs they have.
@@ -59,7 +59,7 @@ async fn a_change_of_ca_loses_no_edge() {
     assert!(!late.asks_to_renew(&fleet, &a).await.unwrap());
     let view = b.registrar.finish_rotation(false).await.unwrap();
     assert!(!view.changing && view.authorities.len() == 1);
-    eventually("the other replica follows", || !a.registrar.roll.load().is_changing()).await;
+    eventually("the other replica follows", || !a.registrar.cas.load().is_changing()).await;
     eventually("and shows the new certificate", || {
         a.registrar.certificate(std::slice::from_ref(&old_admin)) == Err(AuthFailure::Unknown)
     })
@@ -73,9 +73,9 @@ async fn a_change_of_ca_loses_no_edge() {
             assert_eq!(device.issued.authorities.len(), 1);
             assert!(!device.asks_to_renew(&fleet, replica).await.unwrap());
             device.issued.authorities = {
-                let roll = a.registrar.roll.load();
+                let cas = a.registrar.cas.load();
                 [
-                    roll.bundle(),
+                    cas.bundle(),
                     vec![
                         super::super::authority::Authority::create(fleet.hands.now())
                             .unwrap()
@@ -146,10 +146,10 @@ async fn a_change_survives_a_restart() {
     let ids = {
         let cloud = fleet.open("a").await.unwrap();
         cloud.start_rotation().await.unwrap();
-        cloud.roll.load().ids()
+        cloud.cas.load().ids()
     };
     let cloud = fleet.open("a").await.unwrap();
-    assert_eq!(cloud.roll.load().ids(), ids);
+    assert_eq!(cloud.cas.load().ids(), ids);
     cloud.finish_rotation(false).await.unwrap();
-    assert_eq!(fleet.open("a").await.unwrap().roll.load().ids(), ids[1..]);
+    assert_eq!(fleet.open("a").await.unwrap().cas.load().ids(), ids[1..]);
 }

@@ -16,7 +16,7 @@ use tokio_rustls::client::TlsStream;
 use super::*;
 
 async fn connect(fleet: &Fleet, cloud: &Replica, alpn: &[&[u8]]) -> std::io::Result<TlsStream<TcpStream>> {
-    let trust = TrustAnchors::Bundle(cloud.registrar.roll.load().bundle());
+    let trust = TrustAnchors::Bundle(cloud.registrar.cas.load().bundle());
     let (mut config, _) = tls::client(trust, None, fleet.hands.now()).unwrap();
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     let link = TcpStream::connect(cloud.addr).await?;
@@ -70,11 +70,11 @@ async fn garbage_is_answered_or_dropped_and_never_stops_the_server() {
     let mut link = connect(&fleet, &cloud, &[]).await.unwrap();
     assert_eq!(link.read_to_end(&mut rest).await.unwrap_or_default(), 0);
     eventually("all are counted", || {
-        let figures = cloud.registrar.figures();
+        let metrics = cloud.registrar.metrics();
         cloud.port.turned_away(RejectReason::Handshake) == 2
             && cloud.port.turned_away(RejectReason::Protocol) == 1
-            && figures.turned_away("exchange") == 1
-            && figures.turned_away("malformed") == 3
+            && metrics.turned_away("exchange") == 1
+            && metrics.turned_away("malformed") == 3
     })
     .await;
     serves(&fleet, &cloud, "G1").await;
@@ -102,25 +102,25 @@ async fn a_slow_talker_is_closed() {
     let _: EnrolmentHello = wire::read(&mut link).await.unwrap();
     let mut rest = Vec::new();
     let _ = link.read_to_end(&mut rest).await;
-    eventually("the exchange is given up", || cloud.registrar.figures().turned_away("exchange-timeout") == 1)
+    eventually("the exchange is given up", || cloud.registrar.metrics().turned_away("exchange-timeout") == 1)
         .await;
 }
 
 #[tokio::test]
-async fn a_crowd_is_bounded_and_passes() {
+async fn many_connections_are_bounded_and_pass() {
     let mut fleet = Fleet::new().await;
     fleet.limits.connections_max = 2;
     let cloud = fleet.replica("a").await;
-    let mut crowd = Vec::new();
+    let mut connections = Vec::new();
     for _ in 0..2 {
         let mut link = connect(&fleet, &cloud, &[wire::ALPN]).await.unwrap();
         let _: EnrolmentHello = wire::read(&mut link).await.unwrap();
-        crowd.push(link);
+        connections.push(link);
     }
     assert!(!is_greeted(&fleet, &cloud).await);
-    eventually("it is counted", || cloud.registrar.figures().turned_away("full") == 1).await;
-    drop(crowd);
-    eventually("the crowd is gone", || cloud.registrar.figures().turned_away("exchange") == 2).await;
+    eventually("it is counted", || cloud.registrar.metrics().turned_away("full") == 1).await;
+    drop(connections);
+    eventually("the connections are gone", || cloud.registrar.metrics().turned_away("exchange") == 2).await;
     // The permit is free a moment after the exchange was counted.
     loop {
         if is_greeted(&fleet, &cloud).await {
@@ -138,7 +138,7 @@ async fn one_address_cannot_take_every_place() {
     let mut link = connect(&fleet, &cloud, &[wire::ALPN]).await.unwrap();
     let _: EnrolmentHello = wire::read(&mut link).await.unwrap();
     assert!(!is_greeted(&fleet, &cloud).await);
-    eventually("it is counted", || cloud.registrar.figures().turned_away("full-address") == 1).await;
+    eventually("it is counted", || cloud.registrar.metrics().turned_away("full-address") == 1).await;
 }
 
 #[tokio::test]
@@ -164,7 +164,7 @@ async fn tries_are_limited_per_address_and_those_with_a_certificate_are_not() {
     }
     let limited = limited.expect("twenty tries are more than three");
     assert!(limited.is_temporary() && limited.retry_after_seconds >= 1 && limited.hint.contains("try again"));
-    assert!(cloud.registrar.figures().turned_away("rate-address") > 0);
+    assert!(cloud.registrar.metrics().turned_away("rate-address") > 0);
     for _ in 0..10 {
         device.renew(&fleet, &cloud).await.unwrap();
     }

@@ -29,7 +29,7 @@ fn outage(up: usize) -> BackendOutage {
 #[derive(Default)]
 struct Lab {
     table: ReportTable,
-    world: ObjectSet,
+    objects: ObjectSet,
     active: ActiveGateways,
     revision: u64,
 }
@@ -60,14 +60,14 @@ impl Lab {
         let (conditions, now) = (&mut gateway.status.conditions, Time::from_second(0));
         let about = causeway_api::conditions::CONNECTED;
         causeway_api::meta::set_condition(conditions, about, connected.into(), "X", "", now, 1);
-        self.world.insert(gateway.into());
+        self.objects.insert(gateway.into());
     }
 
     fn service(&mut self, site: &str, before: Option<Condition>) {
         let mut web =
             EService { metadata: ObjectMeta::named("web"), e_site_name: site.into(), ..EService::default() };
         web.status.conditions.extend(before);
-        self.world.insert(web.into());
+        self.objects.insert(web.into());
     }
 
     /// The condition of the service, given what it shows now.
@@ -78,7 +78,7 @@ impl Lab {
         live: &LiveReplicas,
     ) -> Option<ComputedCondition> {
         self.service(site, before.map(condition));
-        of_service("web", &self.world, &self.active, &self.table, live)
+        of_service("web", &self.objects, &self.active, &self.table, live)
     }
 
     fn listens(&self, live: &[&str]) -> Option<ComputedCondition> {
@@ -170,7 +170,7 @@ fn the_condition_follows_the_gateway_that_is_responsible_now() {
         "a has not reported at rome"
     );
     lab.gateway("b", "oslo", 1, true);
-    lab.world.remove(causeway_api::Kind::EGateway, "a");
+    lab.objects.remove(causeway_api::Kind::EGateway, "a");
     assert_eq!(shown(&lab.answers("oslo", Some(&down), &None).unwrap()), WELL, "a was deleted");
 }
 
@@ -244,4 +244,36 @@ fn a_netmap_is_told_of_with_its_disk_once_that_failed() {
     let computed = of_gateway(&oslo, &lab.table, &None);
     assert_eq!(shown(&computed[0]).0, ConditionStatus::False);
     assert_eq!(shown(&computed[1]), (ConditionStatus::True, "Persisted", ""));
+}
+
+#[test]
+fn a_tunnel_that_cannot_run_is_a_condition_until_it_runs() {
+    let mut lab = Lab::default();
+    lab.gateway("oslo", "oslo", 0, true);
+    let tunnel = |reason: &str| Report::Tunnel { reason: reason.into(), message: "run as root".into() };
+    let ready = |lab: &Lab| {
+        let computed = of_gateway(lab.objects.gateway("oslo").unwrap(), &lab.table, &None);
+        let found = computed.iter().find(|computed| computed.kind == TUNNEL_READY);
+        found.map(|computed| (computed.status, computed.reason.clone()))
+    };
+    assert_eq!(ready(&lab), None, "no report");
+    lab.put("oslo", None, &tunnel(""));
+    assert_eq!(ready(&lab), None, "there never was a problem");
+    lab.put("oslo", None, &tunnel("NoDevice"));
+    assert_eq!(ready(&lab), Some((ConditionStatus::False, "NoDevice".into())));
+    let mut gateway = lab.objects.gateway("oslo").unwrap().clone();
+    let conditions = &mut gateway.status.conditions;
+    let failed = ConditionStatus::False;
+    causeway_api::meta::set_condition(
+        conditions,
+        TUNNEL_READY,
+        failed,
+        "NoDevice",
+        "",
+        Time::from_second(0),
+        1,
+    );
+    lab.objects.insert(gateway.into());
+    lab.put("oslo", None, &tunnel(""));
+    assert_eq!(ready(&lab), Some((ConditionStatus::True, "TunnelReady".into())));
 }

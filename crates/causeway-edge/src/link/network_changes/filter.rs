@@ -1,6 +1,7 @@
 //! Selects the netlink messages after which the route to the cloud may have changed. Pure.
 //!
-//! Namespaces of presences are created while the first dial is in progress and lead only to this host;
+//! Namespaces of presences are created while the first dial is in progress and lead only to this host; the device of the
+//! tunnel leads to other sites, not to the cloud;
 //! link-local addresses and multicast lead to no cloud. Every other message counts as a change, also one that
 //! cannot be parsed: a false alarm costs a few packets.
 
@@ -9,6 +10,8 @@ use std::collections::BTreeSet;
 /// The prefix of the interface names of a presence namespace, before the number (`causeway-gateway`,
 /// `veth.rs`).
 const NAMESPACE_INTERFACE_PREFIX: &str = "causeway";
+/// The prefix of the device names of the tunnel, before the number (`config/defaults.rs`). Its routes come and go with netmaps.
+const TUNNEL_DEVICE_PREFIX: &str = "causeway-l3-";
 /// A host has few presence namespaces. The newest removed ones are remembered, because messages about them
 /// still arrive.
 const NAMESPACE_INTERFACES_MAX: usize = 64;
@@ -102,11 +105,13 @@ fn number(bytes: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-/// Presence namespaces of another causeway on this host are ignored as well.
+/// Presence namespaces and tunnels of another causeway on this host are ignored as well.
 pub fn is_namespace_interface(name: &[u8]) -> bool {
     let name = name.strip_suffix(b"\0").unwrap_or(name);
-    name.strip_prefix(NAMESPACE_INTERFACE_PREFIX.as_bytes())
-        .is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
+    [NAMESPACE_INTERFACE_PREFIX, TUNNEL_DEVICE_PREFIX].iter().any(|prefix| {
+        name.strip_prefix(prefix.as_bytes())
+            .is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit))
+    })
 }
 
 /// fe80::/10, ff00::/8, 169.254.0.0/16, 224.0.0.0/4.
@@ -187,6 +192,8 @@ mod tests {
         assert!(filter.is_change(&link(16, 2, "eth0")));
         assert!(filter.is_change(&link(16, 3, "causeway")), "somebody's own name");
         assert!(filter.is_change(&link(16, 4, "causeway-lan")));
+        assert!(!filter.is_change(&link(16, 5, "causeway-l3-0")), "the tunnel");
+        assert!(filter.is_change(&link(16, 6, "causeway-l3-x")));
         assert!(filter.is_change(&address(2, 0)));
         assert!(filter.is_change(&route(&[10, 0, 0, 0], 2)));
         // The default route has no destination.

@@ -18,7 +18,7 @@ fn oslo() -> NetmapView {
             protocol: ServiceProtocol::Tcp,
             brokers: 0,
             names: names.iter().map(|name| DnsName::new(name)).collect(),
-            home: "berlin".into(),
+            service_site: "berlin".into(),
             policies: vec![PolicyName::from(policy), "missing".into()],
         })
     };
@@ -29,6 +29,7 @@ fn oslo() -> NetmapView {
             sites: sites.iter().map(|name| (*name).into()).collect(),
             limits: None,
             http: vec![],
+            ports: Vec::new(),
         })
     };
     let node = |server: &str, site: &str, ip: Option<&str>| {
@@ -50,6 +51,8 @@ fn oslo() -> NetmapView {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            tunnel_networks: Vec::new(),
+            mappings: Vec::new(),
         }),
         NetmapEntry::Site(SiteEntry {
             name: "oslo".into(),

@@ -9,11 +9,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use causeway_channel::link::ResetCode;
+use causeway_daemon::ACCEPT_PAUSE;
+use causeway_daemon::sync::MutexExt;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
@@ -43,8 +45,6 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// A CONNECT is a line and a few headers; hyper accepts no smaller bound than 8 KiB.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 const HEADERS_MAX: usize = 64;
-/// The pause after a failed accept, for example when no file descriptor is left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A Unix socket that only our own user may open.
 pub struct ConnectUnixListener {
@@ -153,7 +153,7 @@ impl ConnectContext {
         F: Future<Output = ()> + Send + 'static,
     {
         let Ok(place) = self.places.clone().try_acquire_owned() else {
-            self.proxy.context.figures.refused(PolicyRefusal::Full { what: "CONNECTs" }.word());
+            self.proxy.context.metrics.refused(PolicyRefusal::Full { what: "CONNECTs" }.word());
             return;
         };
         let serving = serve(self.clone());
@@ -218,7 +218,7 @@ where
     if let Err(error) = served {
         tracing::debug!(client = ?caller.address, %error, "CONNECT connection failed");
     }
-    let opened = pending.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let opened = pending.lock_ignoring_poison().take();
     let Some((upgrade, opened)) = opened else { return };
     match upgrade.await {
         Ok(client) => opened.carry(&context.proxy, TokioIo::new(client)).await,
@@ -237,7 +237,7 @@ async fn answer(
 ) -> Response<Body> {
     let proxy = &context.proxy;
     if let Some(why) = &caller.denied {
-        proxy.context.figures.refused("not-allowed");
+        proxy.context.metrics.refused("not-allowed");
         tracing::debug!(client = ?caller.address, why, "a caller of CONNECT is not known");
         return say(StatusCode::FORBIDDEN, why);
     }
@@ -251,7 +251,7 @@ async fn answer(
     match open(proxy, caller, &authority).await {
         Ok(opened) => {
             let upgrade = hyper::upgrade::on(&mut request);
-            *pending.lock().unwrap_or_else(PoisonError::into_inner) = Some((upgrade, opened));
+            *pending.lock_ignoring_poison() = Some((upgrade, opened));
             Response::new(Either::Left(Full::default()))
         }
         Err((status, text)) => say(status, &text),

@@ -46,7 +46,7 @@ pub enum NodeTransport {
     Here(TcpStream),
     Far {
         stream: Stream,
-        home: SiteName,
+        site: SiteName,
     },
 }
 
@@ -106,7 +106,7 @@ impl NodeUnreachable {
             NodeUnreachable::Refused(refusal) => passage.refuse(refusal),
             NodeUnreachable::Cut(cut) => passage.cut(cut),
             other => {
-                proxy.context.figures.refused(other.word());
+                proxy.context.metrics.refused(other.word());
                 passage.end(other.end(), Some(other.to_string()));
             }
         }
@@ -205,25 +205,25 @@ async fn reach(
     port: u16,
     client: Option<SocketAddr>,
 ) -> Result<NodeTransport, NodeUnreachable> {
-    let home = node.site.clone();
+    let site = node.site.clone();
     let header =
-        CrossingHeader::new(StreamContent::Bytes, client).to_node(&node.server, port, &home, &admitted.who);
+        CrossingHeader::new(StreamContent::Bytes, client).to_node(&node.server, port, &site, &admitted.who);
     let patience = proxy.options.connect_timeout;
-    let mut stream = open_stream(proxy, &home, header).await.map_err(PolicyRefusal::from)?;
+    let mut stream = open_stream(proxy, &site, header).await.map_err(PolicyRefusal::from)?;
     // The other gateway gives the node as much time as we would; the rest is for the way there and back.
     match tokio::time::timeout(patience * 2, stream.recv.read_chunk(1)).await {
-        Ok(Ok(Some(word))) if word[..] == [NODE_READY] => Ok(NodeTransport::Far { stream, home }),
+        Ok(Ok(Some(word))) if word[..] == [NODE_READY] => Ok(NodeTransport::Far { stream, site }),
         Ok(Ok(_)) => {
             stream.refuse(ResetCode::Malformed);
-            Err(NodeUnreachable::Far { site: home, code: ResetCode::Malformed })
+            Err(NodeUnreachable::Far { site, code: ResetCode::Malformed })
         }
         Ok(Err(error)) => match ResetCode::of(&error) {
-            None | Some(ResetCode::Abandoned) => Err(NodeUnreachable::Lost { site: home }),
-            Some(code) => Err(NodeUnreachable::Far { site: home, code }),
+            None | Some(ResetCode::Abandoned) => Err(NodeUnreachable::Lost { site }),
+            Some(code) => Err(NodeUnreachable::Far { site, code }),
         },
         Err(_) => {
             stream.refuse(ResetCode::Timeout);
-            proxy.context.peers.suspect(&home);
+            proxy.context.peers.suspect(&site);
             Err(NodeUnreachable::Late { target: target(&node.server, port) })
         }
     }
@@ -248,8 +248,8 @@ impl NodeConnection {
     async fn carry_side<R: ByteSource, W: ByteSink>(self, proxy: &Proxy, near: &mut CopySide<R, W>) {
         let NodeConnection { passage, entry, way } = self;
         match way {
-            NodeTransport::Far { stream, home } => {
-                let mut far = stream_side(stream, || proxy.context.peers.suspect(&home));
+            NodeTransport::Far { stream, site } => {
+                let mut far = stream_side(stream, || proxy.context.peers.suspect(&site));
                 let ended = between(proxy, &passage, &entry, near, &mut far).await;
                 far.give_up(end_reason::reset_code(&ended));
                 let received = passage.meter().received();

@@ -46,6 +46,8 @@ fn meter(bytes_per_second: u64) -> ByteMeter {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            tunnel_networks: Vec::new(),
+            mappings: Vec::new(),
         }),
         NetmapEntry::Policy(PolicyEntry {
             name: "p".into(),
@@ -53,6 +55,7 @@ fn meter(bytes_per_second: u64) -> ByteMeter {
             sites: vec!["oslo".into()],
             limits: Some(limits),
             http: vec![],
+            ports: Vec::new(),
         }),
         NetmapEntry::Presence(PresenceEntry {
             service: "camera".into(),
@@ -61,7 +64,7 @@ fn meter(bytes_per_second: u64) -> ByteMeter {
             protocol: ServiceProtocol::Tcp,
             brokers: 0,
             names: vec![],
-            home: "berlin".into(),
+            service_site: "berlin".into(),
             policies: vec!["p".into()],
         }),
     ];

@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{ServiceEntry, ServiceName, ServiceProtocol};
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -128,7 +129,7 @@ impl BackendPools {
 
     /// Closes idle connections, and the pools of services that no longer exist.
     pub fn tidy(&self, is_known: impl Fn(&ServiceName) -> bool) {
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.pools.lock_ignoring_poison();
         pools.retain(|name, pool| {
             let (http1, http2) = (pool.http1.tidy(IDLE), pool.http2.tidy(IDLE));
             is_known(name) && !(http1 && http2 && Arc::strong_count(pool) == 1)
@@ -138,7 +139,7 @@ impl BackendPools {
     /// Returns the pool of a service. If its backends or TLS settings have changed, it is a new one; requests
     /// in flight keep their connections.
     fn pool(&self, service: &ServiceEntry) -> Arc<BackendPool> {
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.pools.lock_ignoring_poison();
         if let Some(pool) = pools.get(&service.name)
             && pool.fits(service)
         {

@@ -5,9 +5,10 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{ServiceName, SiteName};
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -28,7 +29,7 @@ const IDLE: Duration = Duration::from_secs(120);
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ChannelRoute {
     pub service: ServiceName,
-    pub home: SiteName,
+    pub site: SiteName,
     pub who: Principal,
 }
 
@@ -48,7 +49,7 @@ impl ChannelPools {
         request: Request<RequestBody>,
     ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
         let pool = {
-            let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pools = self.pools.lock_ignoring_poison();
             match pools.get(route) {
                 Some(pool) => pool.clone(),
                 None => pools.entry(route.clone()).or_default().clone(),
@@ -60,13 +61,13 @@ impl ChannelPools {
 
     /// Retires every stream. Idle ones close at once, busy ones with their last request.
     pub fn retire(&self) {
-        let pools = std::mem::take(&mut *self.pools.lock().unwrap_or_else(PoisonError::into_inner));
+        let pools = std::mem::take(&mut *self.pools.lock_ignoring_poison());
         pools.values().for_each(|pool| pool.retire());
     }
 
     /// Closes idle streams.
     pub fn tidy(&self) {
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pools = self.pools.lock_ignoring_poison();
         pools.retain(|_, pool| !pool.tidy(IDLE) || Arc::strong_count(pool) > 1);
     }
 }
@@ -88,10 +89,10 @@ async fn open(
     content: StreamContent,
     client: SocketAddr,
 ) -> Result<OpenedConnection, ProxyError> {
-    let ChannelRoute { service, home, who } = route;
-    let header = CrossingHeader::new(content, client).to_service(service, home, who);
-    let slot = proxy.take_stream(home, client.ip()).map_err(|refusal| ProxyError::from(&refusal))?;
-    let stream = open_stream(proxy, home, header).await.map_err(|error| {
+    let ChannelRoute { service, site, who } = route;
+    let header = CrossingHeader::new(content, client).to_service(service, site, who);
+    let slot = proxy.take_stream(site, client.ip()).map_err(|refusal| ProxyError::from(&refusal))?;
+    let stream = open_stream(proxy, site, header).await.map_err(|error| {
         let text = error.to_string();
         ProxyError { text, ..ProxyError::from(&PolicyRefusal::from(error)) }
     })?;

@@ -6,10 +6,11 @@
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::ResetCode;
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{NetmapView, ServiceName};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +29,7 @@ struct Tunnels<'a>(&'a HttpConnection);
 
 impl Drop for Tunnels<'_> {
     fn drop(&mut self) {
-        let tunnels = self.0.tunnels.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let tunnels = self.0.tunnels.lock_ignoring_poison().take();
         drop(tunnels);
     }
 }
@@ -139,12 +140,12 @@ impl HttpConnection {
 
     /// Sets the tunnel that the connection becomes after its last response.
     pub fn become_tunnel(&self, tunnel: BoxedFuture<'static, ()>) {
-        *self.tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
+        *self.tunnel.lock_ignoring_poison() = Some(tunnel);
     }
 
     /// Runs the tunnel that one HTTP/2 stream becomes. It ends with the connection.
     pub fn carry_tunnel(&self, tunnel: BoxedFuture<'static, ()>) {
-        let mut tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tunnels = self.tunnels.lock_ignoring_poison();
         let tunnels = tunnels.get_or_insert_default();
         while tunnels.try_join_next().is_some() {}
         tunnels.spawn(tunnel);
@@ -177,7 +178,7 @@ impl HttpConnection {
         let _tunnels = Tunnels(self);
         let mut whole = pin!(async {
             serving.await;
-            let tunnel = self.tunnel.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let tunnel = self.tunnel.lock_ignoring_poison().take();
             if let Some(tunnel) = tunnel {
                 tunnel.await;
             }

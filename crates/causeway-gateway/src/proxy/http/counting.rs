@@ -4,9 +4,10 @@
 //! for it. A request on a connection over the limit gets a 429; a later one may succeed.
 
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{NetmapView, ServiceName};
 
 use crate::limits::{Allowance, LimitTable, LimitedEnd};
@@ -71,7 +72,7 @@ impl ConnectionCount {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(AccessRequest, Allowance)>> {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counted.lock_ignoring_poison()
     }
 }
 
@@ -92,6 +93,8 @@ mod tests {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            tunnel_networks: Vec::new(),
+            mappings: Vec::new(),
         });
         for service in ["web", "shop"] {
             let presence = PresenceEntry {
@@ -100,14 +103,21 @@ mod tests {
                 port: 80,
                 protocol: ServiceProtocol::Http,
                 names: Vec::new(),
-                home: "rome".into(),
+                service_site: "rome".into(),
                 policies: vec!["p".into()],
                 brokers: 0,
             };
             view.presences.insert(service.into(), presence);
         }
         let sites = vec!["oslo".into()];
-        let policy = PolicyEntry { name: "p".into(), servers: Vec::new(), sites, limits, http: Vec::new() };
+        let policy = PolicyEntry {
+            name: "p".into(),
+            servers: Vec::new(),
+            sites,
+            limits,
+            http: Vec::new(),
+            ports: Vec::new(),
+        };
         view.policies.insert("p".into(), policy);
         view
     }

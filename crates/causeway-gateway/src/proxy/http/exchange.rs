@@ -237,9 +237,9 @@ impl Exchange {
         let host = host.as_deref().unwrap_or(service.as_str());
         let from_gateway = matches!(next, NextHop::Away(_));
         let (response, lease) = match next {
-            NextHop::Away(home) => {
+            NextHop::Away(site) => {
                 let route =
-                    ChannelRoute { service: service.clone(), home: home.clone(), who: admitted.who.clone() };
+                    ChannelRoute { service: service.clone(), site: site.clone(), who: admitted.who.clone() };
                 let client = client.ok_or_else(|| ProxyError::broken("the request has no client address"))?;
                 if upgrade.is_some() || waits {
                     request_target::over_http1(&mut parts, host, path)?;
@@ -312,7 +312,7 @@ impl Exchange {
     }
 
     fn respond(&self, error: &ProxyError, format: ErrorFormat) -> Response<ResponseBody> {
-        self.proxy.context.figures.refused(error.word);
+        self.proxy.context.metrics.refused(error.word);
         ResponseBody::own(error.response(format))
     }
 }

@@ -36,7 +36,7 @@ const PING_PERIOD: Duration = Duration::from_secs(30);
 /// Serves one client until its connection ends.
 pub async fn serve(proxy: Arc<Proxy>, socket: TcpStream, client: SocketAddr, listener: ClientEntry) {
     let Some(_permit) = proxy.http.permit(proxy.options.connections_max) else {
-        proxy.context.figures.refused(PolicyRefusal::Full { what: "connections" }.word());
+        proxy.context.metrics.refused(PolicyRefusal::Full { what: "connections" }.word());
         return reset(socket);
     };
     if let Err(error) = prepare(&socket) {

@@ -5,10 +5,11 @@
 //! second time only if it was never sent, or if sending it twice is harmless.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::ResetCode;
+use causeway_daemon::sync::MutexExt;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
@@ -120,7 +121,7 @@ impl Http2Request {
 impl Drop for Http2Request {
     fn drop(&mut self) {
         self.0.busy.fetch_sub(1, Ordering::Relaxed);
-        *self.0.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.0.used.lock_ignoring_poison() = Instant::now();
     }
 }
 
@@ -152,7 +153,7 @@ impl Http2Pool {
     pub fn tidy(&self, idle: Duration) -> bool {
         let mut lines = self.lock();
         lines.retain(|line| {
-            let used = line.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+            let used = line.used.lock_ignoring_poison().elapsed();
             !line.sender.is_closed() && (used < idle || line.busy.load(Ordering::Relaxed) > 0)
         });
         lines.is_empty()
@@ -193,7 +194,7 @@ impl Http2Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Http2Connection>>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lines.lock_ignoring_poison()
     }
 }
 
@@ -291,7 +292,7 @@ impl Http1Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Http1Connection>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock_ignoring_poison()
     }
 }
 

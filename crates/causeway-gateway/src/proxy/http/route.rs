@@ -24,8 +24,8 @@ impl<'a> NextHop<'a> {
         let unknown = || PolicyRefusal::NoService { service: service.clone() };
         if let AccessRequest::Use { .. } = claim {
             let presence = view.presences.get(service).ok_or_else(unknown)?;
-            if presence.home != who.site {
-                return Ok(NextHop::Away(&presence.home));
+            if presence.service_site != who.site {
+                return Ok(NextHop::Away(&presence.service_site));
             }
         }
         view.services.get(service).map(NextHop::Here).ok_or_else(unknown)

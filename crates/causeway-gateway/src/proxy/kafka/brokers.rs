@@ -6,9 +6,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{BackendEndpoint, ServiceEntry, ServiceName};
 use futures_util::future::join_all;
 
@@ -62,7 +63,7 @@ impl BrokerNames {
         if host.len() > NAME_BYTES_MAX || host.parse::<IpAddr>().is_ok() {
             return Vec::new();
         }
-        let known = lock(&self.known).get(host).cloned();
+        let known = self.known.lock_ignoring_poison().get(host).cloned();
         if let Some((at, addresses)) = &known
             && at.elapsed() < RESOLVE_AGAIN
         {
@@ -80,7 +81,7 @@ impl BrokerNames {
     }
 
     fn remember(&self, host: &str, addresses: &[IpAddr]) {
-        let mut known = lock(&self.known);
+        let mut known = self.known.lock_ignoring_poison();
         if known.len() >= NAMES_MAX {
             known.retain(|_, (at, _)| at.elapsed() < RESOLVE_AGAIN);
         }
@@ -91,7 +92,7 @@ impl BrokerNames {
 
     /// Logs a broker once.
     fn log_unmatched(&self, service: &ServiceEntry, host: &str, port: i32) {
-        let mut logged = lock(&self.logged);
+        let mut logged = self.logged.lock_ignoring_poison();
         if logged.len() < NAMES_MAX && logged.insert((service.name.clone(), host.to_owned(), port)) {
             tracing::warn!(
                 service = %service.name, host, port,
@@ -99,10 +100,6 @@ impl BrokerNames {
             );
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the backend that advertises this host and port; `addresses` are those of the host, if known.
@@ -180,9 +177,9 @@ mod tests {
         // This name resolves on every host.
         let brokers = [("localhost", 9092), ("10.0.1.1", 9092), ("10.0.1.9", 9092)];
         assert_eq!(names.places(&two, &brokers).await, [Some(0), Some(1), None]);
-        assert_eq!(lock(&names.known).len(), 1);
+        assert_eq!(names.known.lock_ignoring_poison().len(), 1);
         // Logged once.
         names.places(&two, &brokers).await;
-        assert_eq!(lock(&names.logged).len(), 1);
+        assert_eq!(names.logged.lock_ignoring_poison().len(), 1);
     }
 }

@@ -19,7 +19,7 @@ pub async fn run(
     listener: TcpListener,
     owner: ListenerOwner,
     arriving: mpsc::Sender<PresenceEvent>,
-    figures: GatewayMetrics,
+    metrics: GatewayMetrics,
     closed: CancellationToken,
 ) {
     let ListenerOwner { service, broker } = owner;
@@ -36,10 +36,10 @@ pub async fn run(
                 }
                 // The client closed the connection in the backlog; accept(2) reports it here.
                 Err(error) if concerns_one_client(&error) => {
-                    figures.accept_failures.inc();
+                    metrics.accept_failures.inc();
                 }
                 Err(error) => {
-                    figures.accept_failures.inc();
+                    metrics.accept_failures.inc();
                     if pause == PAUSE_MIN {
                         tracing::warn!(%service, %error, "cannot accept clients of the presence; retrying");
                     }

@@ -18,7 +18,7 @@ fn view(presences: &[(&str, &str, u16, ServiceProtocol)]) -> NetmapView {
             protocol: *protocol,
             brokers: if *protocol == ServiceProtocol::Kafka { 3 } else { 0 },
             names: vec![],
-            home: "berlin".into(),
+            service_site: "berlin".into(),
             policies: vec![],
         })
     });
@@ -44,7 +44,11 @@ fn a_presence_stands_where_it_can() {
         assert_eq!(found, expected);
     };
     let local = "local host Tcp 127.18.0.1:80";
-    check(ListenScope::Room, &[], &["camera room Tcp 198.18.0.1:80", "dns room Udp 198.18.0.2:53", local]);
+    check(
+        ListenScope::Namespace,
+        &[],
+        &["camera room Tcp 198.18.0.1:80", "dns room Udp 198.18.0.2:53", local],
+    );
     check(ListenScope::Host, &[], &["camera host Tcp 198.18.0.1:80", "dns host Udp 198.18.0.2:53", local]);
     let both = [
         "camera host Tcp 0.0.0.0:8080",
@@ -52,7 +56,7 @@ fn a_presence_stands_where_it_can() {
         "dns room Udp 198.18.0.2:53",
         local,
     ];
-    check(ListenScope::Room, std::slice::from_ref(&port), &both);
+    check(ListenScope::Namespace, std::slice::from_ref(&port), &both);
     let instead = ["camera host Tcp 0.0.0.0:8080", "dns host Udp 198.18.0.2:53", local];
     check(ListenScope::Host, &[port], &instead);
 }
@@ -61,7 +65,7 @@ fn a_presence_stands_where_it_can() {
 fn of_two_that_want_one_socket_the_first_by_name_has_it() {
     let view =
         view(&[("b", "198.18.0.1", 80, ServiceProtocol::Tcp), ("a", "198.18.0.1", 80, ServiceProtocol::Tcp)]);
-    let wanted = wanted(&view, ListenScope::Room, &BTreeMap::new());
+    let wanted = wanted(&view, ListenScope::Namespace, &BTreeMap::new());
     assert_eq!(wanted.values().map(|owner| owner.service.as_str()).collect::<Vec<_>>(), ["a"]);
 }
 
@@ -70,7 +74,7 @@ fn brokers_of_kafka_stand_behind_the_port_of_their_service() {
     let listed = |port: u16, others: &[(&str, &str, u16, ServiceProtocol)]| {
         let kafka = ("kafka", "198.18.0.1", port, ServiceProtocol::Kafka);
         let view = view(&[&[kafka][..], others].concat());
-        let wanted = wanted(&view, ListenScope::Room, &BTreeMap::new());
+        let wanted = wanted(&view, ListenScope::Namespace, &BTreeMap::new());
         let shown = wanted.iter().map(|(key, owner)| {
             let broker = owner.broker.map_or(String::new(), |broker| format!(" {broker}"));
             format!("{} {}{broker}", key.address.port(), owner.service)
@@ -84,7 +88,7 @@ fn brokers_of_kafka_stand_behind_the_port_of_their_service() {
     assert_eq!(listed(9092, &[web]), ["9092 kafka", "9093 kafka 0", "9094 web", "9095 kafka 2"]);
 }
 
-/// A room that is on the loopback, whatever address is asked for.
+/// A namespace that is on the loopback, whatever address is asked for.
 struct Pretended {
     state: watch::Sender<BinderState>,
     made: Arc<Mutex<Vec<(SocketAddr, SocketAddr)>>>,
@@ -125,11 +129,11 @@ async fn until(
 }
 
 #[tokio::test]
-async fn listeners_follow_the_room_and_the_netmap() {
+async fn listeners_follow_the_namespace_and_the_netmap() {
     let made = Arc::new(Mutex::new(Vec::new()));
     let state = watch::Sender::new(BinderState::Closed);
-    let room = Arc::new(Pretended { state: state.clone(), made: made.clone() });
-    let policy = ListenPolicy { room: Some(room), ..ListenPolicy::default() };
+    let namespace = Arc::new(Pretended { state: state.clone(), made: made.clone() });
+    let policy = ListenPolicy { namespace: Some(namespace), ..ListenPolicy::default() };
     let (netmaps, netmap) = watch::channel(Arc::new(view(&[
         ("camera", "198.18.0.1", 80, ServiceProtocol::Tcp),
         ("dns", "198.18.0.2", 53, ServiceProtocol::Udp),
@@ -165,14 +169,14 @@ async fn listeners_follow_the_room_and_the_netmap() {
 }
 
 #[tokio::test]
-async fn where_no_room_can_be_made_the_host_is_used_and_it_is_said() {
+async fn where_no_namespace_can_be_made_the_host_is_used_and_it_is_said() {
     let free =
         socket_binder::listen("127.0.0.1:0".parse().unwrap(), socket_binder::AddressRequirement::MustBeLocal)
             .unwrap();
     let taken = free.local_addr().unwrap();
     let state = watch::Sender::new(BinderState::Impossible { why: "no rights".to_owned() });
-    let room = Arc::new(Pretended { state, made: Arc::default() });
-    let policy = ListenPolicy { room: Some(room), host_instead: true, ..ListenPolicy::default() };
+    let namespace = Arc::new(Pretended { state, made: Arc::default() });
+    let policy = ListenPolicy { namespace: Some(namespace), host_instead: true, ..ListenPolicy::default() };
     let near = ("near", "127.18.0.1", taken.port(), ServiceProtocol::Udp);
     let busy = ("busy", "127.0.0.1", taken.port(), ServiceProtocol::Tcp);
     let far = ("far", "192.0.2.1", 80, ServiceProtocol::Tcp);
@@ -204,7 +208,7 @@ async fn when_no_file_is_left_clients_wait_and_are_served_later() {
             .unwrap();
     let address = listener.local_addr().unwrap();
     let (arriving, mut arrivals) = mpsc::channel(8);
-    let (figures, closed) = (GatewayMetrics::default(), CancellationToken::new());
+    let (metrics, closed) = (GatewayMetrics::default(), CancellationToken::new());
     let listener = TcpListener::from_std(listener).unwrap();
     let owner = ListenerOwner { service: "camera".into(), broker: None };
     // Made before: they need a file of their own.
@@ -213,18 +217,18 @@ async fn when_no_file_is_left_clients_wait_and_are_served_later() {
     let next = std::os::fd::AsRawFd::as_raw_fd(&std::fs::File::open("/dev/null").unwrap());
     // The next file is one too many. This test has its process for itself, as all have under nextest.
     setrlimit(Resource::Nofile, Rlimit { current: Some(next as u64), ..before }).unwrap();
-    let accepting = tokio::spawn(accept::run(listener, owner, arriving, figures.clone(), closed.clone()));
+    let accepting = tokio::spawn(accept::run(listener, owner, arriving, metrics.clone(), closed.clone()));
     let _client = client.connect(address).await.unwrap();
     tokio::time::timeout(Duration::from_secs(10), async {
-        while figures.accept_failures.get() < 3 {
+        while metrics.accept_failures.get() < 3 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     })
     .await
     .unwrap();
-    let (failures, begin) = (figures.accept_failures.get(), std::time::Instant::now());
+    let (failures, begin) = (metrics.accept_failures.get(), std::time::Instant::now());
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let more = figures.accept_failures.get() - failures;
+    let more = metrics.accept_failures.get() - failures;
     assert!(more <= 15 * (1 + begin.elapsed().as_millis() as u64 / 300), "it pauses: {more} more");
     setrlimit(Resource::Nofile, before).unwrap();
     let arrival = tokio::time::timeout(Duration::from_secs(10), arrivals.recv()).await.unwrap();

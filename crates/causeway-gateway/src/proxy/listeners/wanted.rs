@@ -7,14 +7,14 @@ use causeway_netmap::{NetmapView, ServiceName, ServiceProtocol};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ListenScope {
-    Room,
+    Namespace,
     Host,
 }
 
 impl ListenScope {
     pub fn word(self) -> &'static str {
         match self {
-            ListenScope::Room => "room",
+            ListenScope::Namespace => "room",
             ListenScope::Host => "host",
         }
     }
@@ -64,7 +64,7 @@ pub fn wanted(
         // Without a namespace the address of the presence is usually not local; the configured port replaces
         // it.
         let own = own.filter(|(scope, address)| {
-            *scope == ListenScope::Room || named.is_none() || address.ip().is_loopback()
+            *scope == ListenScope::Namespace || named.is_none() || address.ip().is_loopback()
         });
         for (scope, address) in own.chain(named.map(|address| (ListenScope::Host, *address))) {
             let key = ListenSocket { scope, transport, address };

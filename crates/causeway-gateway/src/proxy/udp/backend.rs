@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{BackendEndpoint, ServiceEntry};
 use tokio::net::UdpSocket;
 
@@ -108,7 +109,7 @@ impl UdpBackends {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<SocketAddr, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock_ignoring_poison()
     }
 }
 

@@ -80,7 +80,7 @@ pub async fn carry(
     backend: &mut DatagramSide,
     meter: &ByteMeter,
     options: &UdpOptions,
-    figures: &GatewayMetrics,
+    metrics: &GatewayMetrics,
 ) -> CopyEnd {
     let there = async {
         loop {
@@ -90,7 +90,7 @@ pub async fn carry(
                 Err(error) => return CopyEnd::Client(error),
             };
             wait_for_turn(meter, ByteDirection::Sent, &datagram).await;
-            if let Err(error) = backend.sink.send(datagram, figures).await {
+            if let Err(error) = backend.sink.send(datagram, metrics).await {
                 return CopyEnd::Backend(error);
             }
         }
@@ -102,13 +102,13 @@ pub async fn carry(
                 Ok(None) => return CopyEnd::Done,
                 // ICMP: port unreachable. A backend that has answered before may be back in a moment.
                 Err(error) if is_absent(&error) && meter.received() > 0 => {
-                    figures.datagrams_dropped.inc();
+                    metrics.datagrams_dropped.inc();
                     continue;
                 }
                 Err(error) => return CopyEnd::Backend(error),
             };
             wait_for_turn(meter, ByteDirection::Received, &datagram).await;
-            if let Err(error) = client.sink.send(datagram, figures).await {
+            if let Err(error) = client.sink.send(datagram, metrics).await {
                 return CopyEnd::Client(error);
             }
         }
@@ -194,7 +194,7 @@ pub async fn receive_from(socket: &UdpSocket) -> io::Result<(FramedDatagram, Soc
 impl DatagramSink {
     /// An error ends the session. Conditions that are normal for UDP do not: a datagram that is too long, no
     /// route, no memory.
-    async fn send(&mut self, datagram: FramedDatagram, figures: &GatewayMetrics) -> io::Result<()> {
+    async fn send(&mut self, datagram: FramedDatagram, metrics: &GatewayMetrics) -> io::Result<()> {
         let sent = match self {
             DatagramSink::Client(socket, client) => socket.send_to(datagram.payload(), *client).await,
             DatagramSink::Socket(socket) => socket.send(datagram.payload()).await,
@@ -202,15 +202,15 @@ impl DatagramSink {
             // there.
             DatagramSink::Stream(send) => {
                 match send.send(datagram).await? {
-                    link::DatagramPath::Beside => figures.datagrams_beside.inc(),
-                    link::DatagramPath::OnStream => figures.datagrams_on_streams.inc(),
+                    link::DatagramPath::Beside => metrics.datagrams_beside.inc(),
+                    link::DatagramPath::OnStream => metrics.datagrams_on_streams.inc(),
                 };
                 return Ok(());
             }
         };
         if let Err(error) = sent {
             tracing::trace!(%error, "dropped a datagram");
-            figures.datagrams_dropped.inc();
+            metrics.datagrams_dropped.inc();
         }
         Ok(())
     }

@@ -74,7 +74,7 @@ pub async fn carry_to_backend(
             passage.end(end, Some(why.to_owned()));
             true
         }
-        ended = carry(client, &mut backend, &meter, &proxy.options.udp, &proxy.context.figures) => match ended {
+        ended = carry(client, &mut backend, &meter, &proxy.options.udp, &proxy.context.metrics) => match ended {
             // No backend is there: the next session asks another, if there is one.
             CopyEnd::Backend(error) if is_absent(&error) => {
                 connected.place.failed();

@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::ResetCode;
 use causeway_channel::wire::datagrams::FramedDatagram;
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{ServiceName, ServiceProtocol};
 use tokio::net::UdpSocket;
 use tokio_util::sync::CancellationToken;
@@ -25,7 +26,7 @@ use crate::proxy::Proxy;
 use crate::proxy::copy::CopyEnd;
 use crate::proxy::end_reason::{self, code_for_cut};
 use crate::proxy::listeners::UdpPresence;
-use crate::proxy::outbound::at_home;
+use crate::proxy::outbound::local_service;
 use crate::proxy::stream_opener::{ClientStream, open_for_service};
 
 /// The pause after an error of the socket itself, so that a permanent error does not spin.
@@ -35,17 +36,17 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub async fn serve(proxy: Arc<Proxy>, opened: UdpPresence, tasks: TaskTracker) {
     let UdpPresence { socket, service, closed } = opened;
     let Ok(presence) = socket.local_addr() else { return };
-    let desk = UdpDemux { proxy, socket, service, presence, closed, tasks, refusals: Arc::default() };
+    let demux = UdpDemux { proxy, socket, service, presence, closed, tasks, refusals: Arc::default() };
     loop {
         let received = tokio::select! {
             biased;
-            () = desk.closed.cancelled() => return,
-            received = receive_from(&desk.socket) => received,
+            () = demux.closed.cancelled() => return,
+            received = receive_from(&demux.socket) => received,
         };
         match received {
-            Ok((datagram, client)) => desk.take(client, datagram),
+            Ok((datagram, client)) => demux.take(client, datagram),
             Err(error) => {
-                tracing::debug!(service = %desk.service, %error, "cannot receive a datagram");
+                tracing::debug!(service = %demux.service, %error, "cannot receive a datagram");
                 tokio::time::sleep(PAUSE).await;
             }
         }
@@ -71,7 +72,7 @@ impl UdpDemux {
             Some(slot) => match slot.feed(datagram.clone()) {
                 FeedResult::Queued => return,
                 FeedResult::Dropped => {
-                    self.proxy.context.figures.datagrams_dropped.inc();
+                    self.proxy.context.metrics.datagrams_dropped.inc();
                     return;
                 }
                 // The session has just ended: the datagram begins another one.
@@ -91,21 +92,21 @@ impl UdpDemux {
         let (proxy, now) = (&self.proxy, Instant::now());
         let view = proxy.context.view();
         let ip = key.client.ip();
-        if lock(&self.refusals).holds(ip, view.generation, now) {
-            proxy.context.figures.datagrams_dropped.inc();
+        if self.refusals.lock_ignoring_poison().holds(ip, view.generation, now) {
+            proxy.context.metrics.datagrams_dropped.inc();
             return None;
         }
         let claim = AccessRequest::Use { service: self.service.clone(), client: ip, request: None };
         if let Err(refusal) = claim.judge(&view) {
-            match lock(&self.refusals).add(ip, now, REFUSED) {
+            match self.refusals.lock_ignoring_poison().add(ip, now, REFUSED) {
                 true => self.passage(claim, key.client).refuse(&refusal),
-                false => proxy.context.figures.refused(refusal.word()),
+                false => proxy.context.metrics.refused(refusal.word()),
             }
             return None;
         }
         let (slot, queue, is_evicting) = proxy.udp_sessions.begin(key);
         if is_evicting {
-            proxy.context.figures.udp_sessions_evicted.inc();
+            proxy.context.metrics.udp_sessions_evicted.inc();
         }
         let session = Session {
             passage: self.passage(claim, key.client),
@@ -153,7 +154,7 @@ impl Session {
         let is_over_in_order = cross(&place.proxy, passage, place.key.client, near, obstacles).await;
         // A client that continues to send must not create a record with every datagram.
         if !is_over_in_order && meter.received() == 0 {
-            lock(&refusals).add(place.key.client.ip(), Instant::now(), FAILED);
+            refusals.lock_ignoring_poison().add(place.key.client.ip(), Instant::now(), FAILED);
         }
     }
 }
@@ -173,7 +174,7 @@ async fn cross(
     };
     let AccessRequest::Use { service, .. } = &admitted.entry.claim else { return false };
     let Some(presence) = admitted.view.presences.get(service) else { return false };
-    if let Some(here) = at_home(&admitted, presence) {
+    if let Some(here) = local_service(&admitted, presence) {
         let service = here.name.clone();
         return carry_to_backend(proxy, passage, admitted, service, &mut near, obstacles).await;
     }
@@ -204,7 +205,7 @@ async fn cross(
             passage.end(end, Some(why.to_owned()));
             true
         }
-        ended = carry(&mut near, &mut far, &meter, &proxy.options.udp, &proxy.context.figures) => {
+        ended = carry(&mut near, &mut far, &meter, &proxy.options.udp, &proxy.context.metrics) => {
             let is_over_in_order = matches!(ended, CopyEnd::Idle | CopyEnd::Done);
             let ended = Ok(ended);
             far.give_up(end_reason::reset_code(&ended));
@@ -217,10 +218,6 @@ async fn cross(
 fn refused(passage: ConnectionRecord, refusal: &PolicyRefusal) -> bool {
     passage.refuse(refusal);
     false
-}
-
-fn lock(refusals: &Mutex<RecentRefusals>) -> MutexGuard<'_, RecentRefusals> {
-    refusals.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl SessionCancellation<'_> {

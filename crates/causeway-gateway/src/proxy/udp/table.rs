@@ -6,9 +6,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use causeway_channel::wire::datagrams::FramedDatagram;
+use causeway_daemon::sync::MutexExt;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -145,7 +146,7 @@ impl UdpSessions {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock_ignoring_poison()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The demo's world: a cloud and two sites, each with a gateway and the hosts behind it.
+//! The demo's fleet: a cloud and two sites, each with a gateway and the hosts behind it.
 //!
 //! With root each gateway and each site's hosts are machines with networks of their own; otherwise everything runs here. The
 //! cloud and the edges are the same code as `causeway cloud` and `causeway edge`.
@@ -52,7 +52,7 @@ impl DemoFleet {
             };
             DemoSite::ALL.into_iter().map(start).collect()
         };
-        let world = DemoFleet {
+        let fleet = DemoFleet {
             stage,
             folder: folder.to_owned(),
             gateways: machines("gateway")?,
@@ -61,10 +61,10 @@ impl DemoFleet {
             api_listener: None,
         };
         if isolated {
-            world.lay_cables().await.context("the networks of the demo cannot be made")?;
+            fleet.lay_cables().await.context("the networks of the demo cannot be made")?;
         }
-        world.start_servers().await?;
-        Ok(world)
+        fleet.start_servers().await?;
+        Ok(fleet)
     }
 
     async fn lay_cables(&self) -> anyhow::Result<()> {

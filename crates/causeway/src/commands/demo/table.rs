@@ -193,7 +193,7 @@ mod tests {
     /// A table in which every row is as promised and audited.
     fn settled() -> DemoTable {
         let crossings = crossings();
-        let mut board = DemoTable::new(DemoNetwork::Networks, &crossings);
+        let mut table = DemoTable::new(DemoNetwork::Networks, &crossings);
         for (index, crossing) in crossings.iter().enumerate() {
             let outcome = [
                 DemoOutcome::Answered,
@@ -206,10 +206,10 @@ mod tests {
             .into_iter()
             .find(|outcome| crossing.holds(outcome))
             .expect("each promise has an outcome");
-            board.note(index, outcome, Some("198.18.0.1".parse().unwrap()), Duration::from_millis(3));
-            board.take(&record(crossing, matches!(crossing.expected, ExpectedOutcome::Passes(_))));
+            table.note(index, outcome, Some("198.18.0.1".parse().unwrap()), Duration::from_millis(3));
+            table.take(&record(crossing, matches!(crossing.expected, ExpectedOutcome::Passes(_))));
         }
-        board
+        table
     }
 
     fn record(crossing: &DemoCrossing, is_allowed: bool) -> Value {
@@ -231,12 +231,12 @@ mod tests {
 
     #[test]
     fn the_table_fits_a_terminal_and_stays_readable() {
-        let board = settled();
-        assert!(board.holds() && board.is_audited());
+        let table = settled();
+        assert!(table.holds() && table.is_audited());
         for width in [80, 100, 140] {
-            let text = board.render(false, Some(width));
+            let text = table.render(false, Some(width));
             assert!(text.lines().all(|line| line.chars().count() <= width), "{width}:\n{text}");
-            for row in &board.rows {
+            for row in &table.rows {
                 assert!(
                     text.contains(row.crossing.client),
                     "{width}: {} is cut:\n{text}",
@@ -248,18 +248,18 @@ mod tests {
 
     #[test]
     fn a_row_that_the_user_changed_is_called_so_and_shows_no_old_policy() {
-        let mut board = settled();
-        board.settle();
+        let mut table = settled();
+        table.settle();
         let passes = |row: &Row| {
             matches!(row.crossing.expected, ExpectedOutcome::Passes(_)) && path(&row.crossing).is_some()
         };
-        let index = board.rows.iter().position(passes).expect("the demo has a request that passes");
-        board.note(index, DemoOutcome::Status(403), None, Duration::from_millis(1));
-        assert_eq!(board.verdict(&board.rows[index]), "changed");
-        assert_eq!(board.rows[index].by(), "-", "the record of the refusal has not come yet");
-        let crossing = board.rows[index].crossing;
-        board.take(&record(&crossing, false));
-        assert_eq!(board.rows[index].by(), "no policy allows it");
-        assert!(!board.render(false, Some(80)).contains("NOT AS PROMISED"));
+        let index = table.rows.iter().position(passes).expect("the demo has a request that passes");
+        table.note(index, DemoOutcome::Status(403), None, Duration::from_millis(1));
+        assert_eq!(table.verdict(&table.rows[index]), "changed");
+        assert_eq!(table.rows[index].by(), "-", "the record of the refusal has not come yet");
+        let crossing = table.rows[index].crossing;
+        table.take(&record(&crossing, false));
+        assert_eq!(table.rows[index].by(), "no policy allows it");
+        assert!(!table.render(false, Some(80)).contains("NOT AS PROMISED"));
     }
 }

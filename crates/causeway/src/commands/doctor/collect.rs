@@ -17,7 +17,7 @@ use crate::commands::get::items;
 /// Everything a walk looks at.
 #[derive(Default)]
 pub struct Picture {
-    pub world: ObjectSet,
+    pub objects: ObjectSet,
     /// As `causeway status --json` has it.
     pub status: Value,
     /// The results of probes, by gateway.
@@ -50,14 +50,14 @@ enum Question {
 
 impl Picture {
     pub async fn gather(api: &ApiClient) -> anyhow::Result<Picture> {
-        let mut world = ObjectSet::default();
+        let mut objects = ObjectSet::default();
         for kind in Kind::ALL {
             let list = api.get(&client::collection(ApiVersion::Group, kind)).await?;
             // Objects of a newer cloud that this command cannot decode are left out.
-            let objects = items(kind, list).into_iter().filter_map(|value| Object::decode(kind, value).ok());
-            objects.for_each(|decoded| world.insert(decoded.object));
+            let listed = items(kind, list).into_iter().filter_map(|value| Object::decode(kind, value).ok());
+            listed.for_each(|decoded| objects.insert(decoded.object));
         }
-        Ok(Picture { world, status: api.get(paths::STATUS).await?, ..Picture::default() })
+        Ok(Picture { objects, status: api.get(paths::STATUS).await?, ..Picture::default() })
     }
 
     /// Asks the gateways on the way, and the audit.
@@ -84,11 +84,12 @@ impl Picture {
     fn questions(&mut self, target: &Target) -> Vec<Question> {
         let of_gateway =
             |gateway: &String| [Question::Probe(gateway.clone()), Question::Facts(gateway.clone())];
-        let world = &self.world;
-        let at = |site: &str| world.gateways_at(site).map(|gateway| gateway.metadata.name.clone()).collect();
+        let objects = &self.objects;
+        let at =
+            |site: &str| objects.gateways_at(site).map(|gateway| gateway.metadata.name.clone()).collect();
         let (gateways, services): (Vec<String>, Vec<(String, String)>) = match target {
             Target::Service { name, site } => {
-                let service = world.service(name);
+                let service = objects.service(name);
                 let on_the_way =
                     service.map(|service| path::gateways_on_the_way(self, service, site.as_deref()));
                 let gateways = on_the_way.unwrap_or_default();
@@ -96,8 +97,12 @@ impl Picture {
                 (gateways, paths)
             }
             Target::Site(site) => (at(site), Vec::new()),
+            Target::Sites { from, to } => {
+                let both: [Vec<String>; 2] = [at(from), at(to)];
+                (both.concat(), Vec::new())
+            }
             Target::Node(name) => {
-                (world.server(name).map(|server| at(&server.e_site_name)).unwrap_or_default(), Vec::new())
+                (objects.server(name).map(|server| at(&server.e_site_name)).unwrap_or_default(), Vec::new())
             }
             Target::Gateway(gateway) => (vec![gateway.clone()], Vec::new()),
             Target::Unsupported { .. } | Target::Nothing { .. } => Default::default(),
@@ -116,9 +121,9 @@ impl Picture {
         let names = names.filter_map(|gateway| gateway["name"].as_str().map(str::to_owned));
         let gateways: Vec<String> = names.filter(|gateway| self.is_here(gateway)).collect();
         let mut paths = BTreeSet::new();
-        for service in self.world.all::<EService>() {
+        for service in self.objects.all::<EService>() {
             let name = &service.metadata.name;
-            if self.world.exposes_of(name).next().is_none() {
+            if self.objects.exposes_of(name).next().is_none() {
                 continue;
             }
             let on_the_way = path::gateways_on_the_way(self, service, None);

@@ -96,7 +96,7 @@ fn announced(data_dir: &Path) -> Option<SocketAddr> {
     serde_json::from_slice::<Value>(&text).ok()?["admin"].as_str()?.parse().ok()
 }
 
-async fn dump(admin: SocketAddr) -> Result<Value, String> {
+pub async fn dump(admin: SocketAddr) -> Result<Value, String> {
     let asking = async {
         let mut stream = TcpStream::connect(admin).await?;
         let request = format!("GET /debug HTTP/1.1\r\nhost: {admin}\r\nconnection: close\r\n\r\n");

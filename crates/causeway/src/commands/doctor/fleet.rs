@@ -10,7 +10,7 @@ use super::{gateway, path};
 
 pub fn examine(picture: &Picture) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
-    let mut gateways: Vec<&EGateway> = picture.world.all().collect();
+    let mut gateways: Vec<&EGateway> = picture.objects.all().collect();
     gateways.sort_by(|one, other| one.metadata.name.cmp(&other.metadata.name));
     let mut gateways_well = 0;
     for object in &gateways {
@@ -20,7 +20,7 @@ pub fn examine(picture: &Picture) -> Vec<Finding> {
         let found = gateway::examine(name, picture.gateway(name), &answers);
         gateways_well += take_bad(found, &mut findings);
     }
-    let mut exposes: Vec<&ServiceExpose> = picture.world.all().collect();
+    let mut exposes: Vec<&ServiceExpose> = picture.objects.all().collect();
     exposes.sort_by(|one, other| one.metadata.name.cmp(&other.metadata.name));
     let mut exposes_well = 0;
     for expose in &exposes {
@@ -57,7 +57,7 @@ fn exposure(picture: &Picture, expose: &ServiceExpose) -> Vec<Finding> {
         let fix = format!("causeway describe sx {name} shows what it refers to");
         findings.push(Finding::failed(format!("exposure {name}"), why, fix));
     }
-    if let Some(service) = picture.world.service(&expose.e_service_name) {
+    if let Some(service) = picture.objects.service(&expose.e_service_name) {
         let sites: Vec<&str> = expose.e_sites.iter().map(String::as_str).collect();
         findings.extend(path::ways(picture, service, &sites).into_iter().filter(|finding| {
             // A disconnected gateway is reported already; that its services cannot be tried follows from it.

@@ -315,7 +315,7 @@ mod tests {
         };
         check(away("x", Value::Null), None, &[(Failed, "never connected")]);
         check(away("since", "2026-01-01".into()), None, &[(Failed, "not connected since 2026-01-01")]);
-        // Away since before the cloud was restarted: the live figures know nothing.
+        // Away since before the cloud was restarted: the live stats know nothing.
         check(away("lastSeen", "2026-01-01".into()), None, &[(Failed, "not connected since 2026-01-01")]);
         check(away("identity", json!({"at": "2026-02-02"})), None, &[(Failed, "enrolled at 2026-02-02")]);
         let revoked = away("identity", json!({"revoked": true, "at": "2026-02-02"}));

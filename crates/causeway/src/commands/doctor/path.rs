@@ -19,9 +19,9 @@ use crate::output::cell;
 
 /// To a service from one site, or from every site it is exposed to.
 pub fn to_service(picture: &Picture, name: &str, only: Option<&str>) -> Vec<Finding> {
-    let world = &picture.world;
+    let objects = &picture.objects;
     let hop = format!("service {name}");
-    let Some(service) = world.service(name) else {
+    let Some(service) = objects.service(name) else {
         let reason = format!("EService {name} does not exist");
         return vec![Finding::failed(hop, reason, "apply one, with eSiteName where it runs")];
     };
@@ -37,7 +37,7 @@ pub fn to_service(picture: &Picture, name: &str, only: Option<&str>) -> Vec<Find
         ));
     }
     let exposed: BTreeSet<&str> =
-        world.exposes_of(name).flat_map(|expose| &expose.e_sites).map(String::as_str).collect();
+        objects.exposes_of(name).flat_map(|expose| &expose.e_sites).map(String::as_str).collect();
     let sites: Vec<&str> = match only {
         Some(site) if exposed.contains(site) => vec![site],
         Some(site) => {
@@ -64,8 +64,11 @@ pub fn to_service(picture: &Picture, name: &str, only: Option<&str>) -> Vec<Find
 /// The near half: from the hosts of a site to its gateway.
 fn from_site(picture: &Picture, service: &EService, site: &str) -> Vec<Finding> {
     let name = &service.metadata.name;
-    let exposes: Vec<&ServiceExpose> =
-        picture.world.exposes_of(name).filter(|expose| expose.e_sites.iter().any(|to| to == site)).collect();
+    let exposes: Vec<&ServiceExpose> = picture
+        .objects
+        .exposes_of(name)
+        .filter(|expose| expose.e_sites.iter().any(|to| to == site))
+        .collect();
     let mut findings = vec![
         who_may(picture, &exposes, site),
         addresses(picture, &exposes, name, site),
@@ -100,15 +103,15 @@ pub fn to_node(picture: &Picture, server: &EServer) -> Vec<Finding> {
 
 /// To a site: its gateways, and what is presented there.
 pub fn to_site(picture: &Picture, site: &ESite) -> Vec<Finding> {
-    let (world, name) = (&picture.world, site.metadata.name.as_str());
+    let (objects, name) = (&picture.objects, site.metadata.name.as_str());
     let mut findings = vec![Finding::ok(format!("site {name}"), format!("ESite {name} exists"))];
-    let mut gateways = world.gateways_at(name).peekable();
+    let mut gateways = objects.gateways_at(name).peekable();
     if gateways.peek().is_none() {
         findings.push(no_gateway(name));
         return findings;
     }
     findings.extend(gateways.flat_map(|gateway| walk_to(picture, gateway, true)));
-    for expose in world.exposes_at(name) {
+    for expose in objects.exposes_at(name) {
         let expose_name = &expose.metadata.name;
         let hop = format!("exposure {expose_name}");
         findings.push(match complaint(expose, conditions::READY) {
@@ -126,7 +129,7 @@ fn no_gateway(site: &str) -> Finding {
 
 /// The gateways that a walk asks, the most relevant first.
 pub fn gateways_on_the_way(picture: &Picture, service: &EService, only: Option<&str>) -> Vec<String> {
-    let exposes = picture.world.exposes_of(&service.metadata.name);
+    let exposes = picture.objects.exposes_of(&service.metadata.name);
     let sites = exposes.flat_map(|expose| &expose.e_sites).map(String::as_str);
     let sites = [service.e_site_name.as_str()]
         .into_iter()
@@ -139,12 +142,12 @@ pub fn gateways_on_the_way(picture: &Picture, service: &EService, only: Option<&
 
 /// Judges which hosts of a site may use the service. Default deny: if no host may, the hop is broken.
 fn who_may(picture: &Picture, exposes: &[&ServiceExpose], site: &str) -> Finding {
-    let world = &picture.world;
+    let objects = &picture.objects;
     let hop = format!("policy at {site}");
     let fix = "attach an EPolicy that exists in ePolicys of the ServiceExpose";
     let names: BTreeSet<&str> =
         exposes.iter().flat_map(|expose| &expose.e_policys).map(String::as_str).collect();
-    let policies: Vec<&EPolicy> = names.iter().filter_map(|name| world.policy(name)).collect();
+    let policies: Vec<&EPolicy> = names.iter().filter_map(|name| objects.policy(name)).collect();
     if policies.is_empty() {
         let why = exposes.iter().find_map(|expose| complaint(*expose, conditions::POLICIES_RESOLVED));
         let why = why
@@ -156,7 +159,7 @@ fn who_may(picture: &Picture, exposes: &[&ServiceExpose], site: &str) -> Finding
     }
     let servers = policies.iter().flat_map(|policy| &policy.allowed_servers);
     let here: BTreeSet<&str> = servers
-        .filter(|server| world.server(server).is_some_and(|server| server.e_site_name == site))
+        .filter(|server| objects.server(server).is_some_and(|server| server.e_site_name == site))
         .map(String::as_str)
         .collect();
     match here.is_empty() {
@@ -173,10 +176,10 @@ fn who_may(picture: &Picture, exposes: &[&ServiceExpose], site: &str) -> Finding
 }
 
 fn addresses(picture: &Picture, exposes: &[&ServiceExpose], service: &str, site: &str) -> Finding {
-    let world = &picture.world;
+    let objects = &picture.objects;
     let hop = format!("presence of {service} at {site}");
     let there: Vec<&VirtualPresence> =
-        world.presences_of(service).filter(|presence| presence.e_site_name == site).collect();
+        objects.presences_of(service).filter(|presence| presence.e_site_name == site).collect();
     let usable: Vec<&str> = there
         .iter()
         .filter(|presence| complaint(**presence, conditions::ADDRESS_USABLE).is_none())
@@ -188,7 +191,7 @@ fn addresses(picture: &Picture, exposes: &[&ServiceExpose], service: &str, site:
         let why = unusable.or(missing).unwrap_or_else(|| "the controller has made none yet".to_owned());
         return Finding::failed(hop, format!("it has no address at {site}: {why}"), "");
     }
-    let route = world.gateways_at(site).find(|gateway| !gateway.ip.is_empty()).map(|gateway| {
+    let route = objects.gateways_at(site).find(|gateway| !gateway.ip.is_empty()).map(|gateway| {
         format!("; hosts need a route: {} via {}", gateway.virtual_presence_ip_cidr, gateway.ip)
     });
     Finding::ok(hop, format!("its address at {site} is {}{}", usable.join(", "), route.unwrap_or_default()))
@@ -212,7 +215,7 @@ fn active<'a>(picture: &'a Picture, site: &str) -> Option<&'a EGateway> {
         let shown = picture.gateway(&gateway.metadata.name);
         shown.is_none_or(|shown| shown["connected"] != true) && !gateway::is_cloud(shown)
     };
-    picture.world.gateways_at(site).min_by_key(|gateway| (is_away(gateway), -gateway.priority))
+    picture.objects.gateways_at(site).min_by_key(|gateway| (is_away(gateway), -gateway.priority))
 }
 
 fn site_gateway(picture: &Picture, site: &str) -> Vec<Finding> {

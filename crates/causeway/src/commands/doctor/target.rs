@@ -16,6 +16,11 @@ pub enum Target {
         site: Option<String>,
     },
     Site(String),
+    /// Packets between two sites.
+    Sites {
+        from: String,
+        to: String,
+    },
     Node(String),
     Gateway(String),
     /// A kind that is no hop of a path.
@@ -33,10 +38,10 @@ pub enum Target {
 
 impl Target {
     /// Of several objects with one name: a service, then an exposure, a gateway, a site, a node, a DNS name.
-    pub fn find(word: &str, world: &ObjectSet) -> Target {
+    pub fn find(word: &str, objects: &ObjectSet) -> Target {
         let named = |word: &str| word.to_owned();
         match word.split_once('/') {
-            Some(("service", name)) => return Target::service(name, world),
+            Some(("service", name)) => return Target::service(name, objects),
             Some(("site", name)) => return Target::Site(named(name)),
             Some(("node", name)) => return Target::Node(named(name)),
             Some(("gateway", name)) => return Target::Gateway(named(name)),
@@ -44,42 +49,48 @@ impl Target {
                 if let Ok(KindWord { kinds, name: Some(name) }) = KindWord::parse(word)
                     && let [kind] = kinds.as_slice()
                 {
-                    return Target::of_kind(*kind, &name, world).unwrap_or_else(|| nothing(word, world));
+                    return Target::of_kind(*kind, &name, objects).unwrap_or_else(|| nothing(word, objects));
                 }
             }
             None => {}
         }
         if let Ok(address) = word.parse::<IpAddr>() {
-            return Target::at(address, world).unwrap_or_else(|| nothing(word, world));
+            return Target::at(address, objects).unwrap_or_else(|| nothing(word, objects));
         }
-        if word.contains('@') || world.service(word).is_some() {
-            Target::service(word, world)
-        } else if let Some(expose) = world.expose(word) {
+        if word.contains('@') || objects.service(word).is_some() {
+            Target::service(word, objects)
+        } else if let Some(expose) = objects.expose(word) {
             Target::Service { name: expose.e_service_name.clone(), site: None }
-        } else if world.gateway(word).is_some() {
+        } else if objects.gateway(word).is_some() {
             Target::Gateway(named(word))
-        } else if world.site(word).is_some() {
+        } else if objects.site(word).is_some() {
             Target::Site(named(word))
-        } else if world.server(word).is_some() {
+        } else if objects.server(word).is_some() {
             Target::Node(named(word))
         } else {
-            by_dns_name(word, world).unwrap_or_else(|| nothing(word, world))
+            by_dns_name(word, objects).unwrap_or_else(|| nothing(word, objects))
         }
     }
 
+    /// Packets from one site to another. A site may be written as site/NAME.
+    pub fn between(from: &str, to: &str) -> Target {
+        let name = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
+        Target::Sites { from: name(from), to: name(to) }
+    }
+
     /// The target that KIND/NAME means. `None`: there is no such exposure or presence, and the name of the service is in it.
-    fn of_kind(kind: Kind, name: &str, world: &ObjectSet) -> Option<Target> {
+    fn of_kind(kind: Kind, name: &str, objects: &ObjectSet) -> Option<Target> {
         Some(match kind {
-            Kind::EService => Target::service(name, world),
+            Kind::EService => Target::service(name, objects),
             Kind::ESite => Target::Site(name.to_owned()),
             Kind::EServer => Target::Node(name.to_owned()),
             Kind::EGateway => Target::Gateway(name.to_owned()),
             Kind::ServiceExpose => {
-                Target::Service { name: world.expose(name)?.e_service_name.clone(), site: None }
+                Target::Service { name: objects.expose(name)?.e_service_name.clone(), site: None }
             }
             Kind::VirtualPresence => {
                 let presence =
-                    world.all::<VirtualPresence>().find(|presence| presence.metadata.name == name)?;
+                    objects.all::<VirtualPresence>().find(|presence| presence.metadata.name == name)?;
                 let site = Some(presence.e_site_name.clone()).filter(|site| !site.is_empty());
                 Target::Service { name: presence.e_service_name.clone(), site }
             }
@@ -87,84 +98,86 @@ impl Target {
         })
     }
 
-    fn service(word: &str, world: &ObjectSet) -> Target {
+    fn service(word: &str, objects: &ObjectSet) -> Target {
         let (name, site) = match word.split_once('@') {
             Some((name, site)) => (name, Some(site.to_owned())),
             None => (word, None),
         };
         // Before the @ any name of the service is accepted.
-        let name = match Target::find_service(name, world) {
+        let name = match Target::find_service(name, objects) {
             Some(found) => found,
             None => name.to_owned(),
         };
         Target::Service { name, site }
     }
 
-    fn find_service(word: &str, world: &ObjectSet) -> Option<String> {
-        if world.service(word).is_some() {
+    fn find_service(word: &str, objects: &ObjectSet) -> Option<String> {
+        if objects.service(word).is_some() {
             return Some(word.to_owned());
         }
-        let by_expose = world.expose(word).map(|expose| expose.e_service_name.clone());
-        by_expose.or_else(|| match by_dns_name(word, world)? {
+        let by_expose = objects.expose(word).map(|expose| expose.e_service_name.clone());
+        by_expose.or_else(|| match by_dns_name(word, objects)? {
             Target::Service { name, .. } => Some(name),
             _ => None,
         })
     }
 
     /// The address of a presence, of a gateway, of a host or of a backend.
-    fn at(address: IpAddr, world: &ObjectSet) -> Option<Target> {
-        if let Some(presence) = world.presences_with(address).next() {
+    fn at(address: IpAddr, objects: &ObjectSet) -> Option<Target> {
+        if let Some(presence) = objects.presences_with(address).next() {
             let site = Some(presence.e_site_name.clone()).filter(|site| !site.is_empty());
             return Some(Target::Service { name: presence.e_service_name.clone(), site });
         }
         let is = |text: &str| text.parse::<IpAddr>().is_ok_and(|ip| ip == address);
-        if let Some(gateway) = world.all::<EGateway>().find(|gateway| is(&gateway.ip)) {
+        if let Some(gateway) = objects.all::<EGateway>().find(|gateway| is(&gateway.ip)) {
             return Some(Target::Gateway(gateway.metadata.name.clone()));
         }
-        if let Some(server) = world.all::<EServer>().find(|server| is(&server.ip)) {
+        if let Some(server) = objects.all::<EServer>().find(|server| is(&server.ip)) {
             return Some(Target::Node(server.metadata.name.clone()));
         }
         let of = |service: &&EService| {
             is(&service.ip) || service.endpoints.iter().any(|endpoint| is(&endpoint.ip))
         };
-        let service = world.all::<EService>().find(of)?;
+        let service = objects.all::<EService>().find(of)?;
         Some(Target::Service { name: service.metadata.name.clone(), site: None })
     }
 }
 
 /// A `dnsName`, SERVICE.SITE.causeway.internal, or the name of a node. Capitals and a dot at the end make no difference.
-fn by_dns_name(word: &str, world: &ObjectSet) -> Option<Target> {
+fn by_dns_name(word: &str, objects: &ObjectSet) -> Option<Target> {
     let word = word.trim_end_matches('.').to_ascii_lowercase();
     if word.is_empty() {
         return None;
     }
     let same = |name: &str| name.trim_end_matches('.').eq_ignore_ascii_case(&word);
     let expose =
-        world.all::<ServiceExpose>().find(|expose| !expose.dns_name.is_empty() && same(&expose.dns_name));
+        objects.all::<ServiceExpose>().find(|expose| !expose.dns_name.is_empty() && same(&expose.dns_name));
     if let Some(expose) = expose {
         return Some(Target::Service { name: expose.e_service_name.clone(), site: None });
     }
     let own = |service: &&EService| {
         same(&format!("{}.{}.causeway.internal", service.metadata.name, service.e_site_name))
     };
-    if let Some(service) = world.all::<EService>().find(own) {
+    if let Some(service) = objects.all::<EService>().find(own) {
         return Some(Target::Service { name: service.metadata.name.clone(), site: None });
     }
-    let node = world.servers_named(&word).next()?;
+    let node = objects.servers_named(&word).next()?;
     Some(Target::Node(node.metadata.name.clone()))
 }
 
-fn nothing(word: &str, world: &ObjectSet) -> Target {
-    let addresses = world.all::<VirtualPresence>().map(|presence| presence.virtual_ip.as_str());
-    let names = world
+fn nothing(word: &str, objects: &ObjectSet) -> Target {
+    let addresses = objects.all::<VirtualPresence>().map(|presence| presence.virtual_ip.as_str());
+    let names = objects
         .all::<EService>()
         .map(|object| object.metadata.name.as_str())
         .chain(
-            world.all::<ServiceExpose>().flat_map(|object| [object.metadata.name.as_str(), &object.dns_name]),
+            objects
+                .all::<ServiceExpose>()
+                .flat_map(|object| [object.metadata.name.as_str(), &object.dns_name]),
         )
-        .chain(world.all::<EGateway>().map(|object| object.metadata.name.as_str()))
-        .chain(world.all::<ESite>().map(|object| object.metadata.name.as_str()))
-        .chain(world.all::<EServer>().map(|object| object.metadata.name.as_str()))
+        .chain(objects.all::<EGateway>().map(|object| object.metadata.name.as_str()))
+        .chain(objects.all::<ESite>().map(|object| object.metadata.name.as_str()))
+        .chain(objects.all::<EServer>().map(|object| object.metadata.name.as_str()))
         .chain(addresses);
     Target::Nothing { word: word.to_owned(), nearest: nearest(word, names) }
 }
@@ -215,11 +228,11 @@ mod tests {
 
     use super::*;
 
-    fn world() -> ObjectSet {
-        let mut world = ObjectSet::default();
+    fn objects() -> ObjectSet {
+        let mut objects = ObjectSet::default();
         let mut put = |kind, name: &str, mut value: Value| {
             value["metadata"] = json!({ "name": name });
-            world.insert(Object::decode(kind, value).unwrap().object);
+            objects.insert(Object::decode(kind, value).unwrap().object);
         };
         put(Kind::ESite, "oslo", json!({}));
         put(Kind::EGateway, "gw-oslo", json!({"eSiteName": "oslo", "ip": "10.0.0.1"}));
@@ -235,13 +248,13 @@ mod tests {
             "vp",
             json!({"eServiceName": "web", "eSiteName": "berlin", "virtualIp": "198.18.0.9"}),
         );
-        world
+        objects
     }
 
     #[test]
     fn a_word_means_what_it_names() {
         let check =
-            |word: &str, expected: Target| assert_eq!(Target::find(word, &world()), expected, "{word}");
+            |word: &str, expected: Target| assert_eq!(Target::find(word, &objects()), expected, "{word}");
         let service = |site: Option<&str>| Target::Service { name: "web".into(), site: site.map(Into::into) };
         check("web", service(None));
         check("web@berlin", service(Some("berlin")));
@@ -273,7 +286,7 @@ mod tests {
     fn a_typo_gets_the_nearest_name() {
         let check = |word: &str, expected: Option<&str>| {
             let nearest = expected.map(str::to_owned);
-            assert_eq!(Target::find(word, &world()), Target::Nothing { word: word.to_owned(), nearest });
+            assert_eq!(Target::find(word, &objects()), Target::Nothing { word: word.to_owned(), nearest });
         };
         check("olso", Some("oslo"));
         check("wev", Some("web"));

@@ -5,10 +5,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use testlab::causeway::wait_for;
+use testlab::net::reach_tcp;
 
 use super::{expose, open, resident_kib};
-use crate::presences::World;
-use crate::world::soak;
+use crate::nat_fleet::soak;
+use crate::presences::Fleet;
 
 const PORT: u16 = 7002;
 /// Well above what is reached: to notice when a connection suddenly holds a buffer.
@@ -23,8 +24,8 @@ struct Backlog {
 }
 
 impl Backlog {
-    fn start(world: &World, most: usize) -> Backlog {
-        let host = world.host("server-a");
+    fn start(fleet: &Fleet, most: usize) -> Backlog {
+        let host = fleet.host("server-a");
         let setting = format!("net.core.somaxconn={most}");
         assert!(host.command("sysctl").args(["-q", "-w", &setting]).status().unwrap().success());
         let listener = host.inside(|| {
@@ -37,9 +38,9 @@ impl Backlog {
     }
 
     /// Connections that were made and not accepted.
-    fn waiting(&self, world: &World) -> usize {
+    fn waiting(&self, fleet: &Fleet) -> usize {
         let filter = format!("sport = :{PORT}");
-        let output = world.host("server-a").command("ss").args(["-Hltn", &filter]).output().unwrap();
+        let output = fleet.host("server-a").command("ss").args(["-Hltn", &filter]).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         text.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
     }
@@ -57,19 +58,19 @@ impl Backlog {
 }
 
 /// Connections from the client of site b, made one after the other.
-fn connect(world: &World, to: SocketAddr, count: usize) -> anyhow::Result<Vec<TcpStream>> {
-    world.host("client-b").inside(|| {
+fn connect(fleet: &Fleet, to: SocketAddr, count: usize) -> anyhow::Result<Vec<TcpStream>> {
+    fleet.host("client-b").inside(|| {
         let one = |_| Ok(TcpStream::connect_timeout(&to, PATIENCE)?);
         (0..count).map(one).collect()
     })
 }
 
 /// One connection from its beginning to its end, if there is a way.
-fn try_one(world: &World, server: &Backlog, to: SocketAddr) -> Option<()> {
-    let mut client = connect(world, to, 1).ok()?.pop()?;
+fn try_one(fleet: &Fleet, server: &Backlog, to: SocketAddr) -> Option<()> {
+    let mut client = connect(fleet, to, 1).ok()?.pop()?;
     client.write_all(b"ping").ok()?;
     let begin = Instant::now();
-    while server.waiting(world) == 0 {
+    while server.waiting(fleet) == 0 {
         if begin.elapsed() > Duration::from_secs(2) {
             return None;
         }
@@ -78,18 +79,18 @@ fn try_one(world: &World, server: &Backlog, to: SocketAddr) -> Option<()> {
     client.read_exact(&mut [0; 4]).ok()
 }
 
-fn units(world: &mut World) -> [u64; 3] {
-    let World { edges, cloud, .. } = world;
+fn units(fleet: &mut Fleet) -> [u64; 3] {
+    let Fleet { edges, cloud, .. } = fleet;
     [resident_kib(&mut edges[1].unit), resident_kib(&mut cloud.unit), resident_kib(&mut edges[0].unit)]
 }
 
 /// What the three processes hold, when that does not change any more.
-fn settled(world: &mut World) -> [u64; 3] {
+fn settled(fleet: &mut Fleet) -> [u64; 3] {
     let begin = Instant::now();
-    let mut last = units(world);
+    let mut last = units(fleet);
     loop {
         std::thread::sleep(Duration::from_secs(1));
-        let now = units(world);
+        let now = units(fleet);
         if begin.elapsed() > Duration::from_secs(15)
             || last.iter().zip(&now).all(|(a, b)| a.abs_diff(*b) < 256)
         {
@@ -99,19 +100,24 @@ fn settled(world: &mut World) -> [u64; 3] {
     }
 }
 
-fn check(mut world: World, transport: &str, count: usize) {
+/// How often each edge has connected to the cloud.
+fn sessions(fleet: &Fleet) -> Vec<usize> {
+    fleet.edges.iter().map(|edge| edge.unit.log().matches("connected to the cloud").count()).collect()
+}
+
+fn check(mut fleet: Fleet, transport: &str, count: usize) {
     causeway_daemon::files::raise();
-    let server = Backlog::start(&world, count + 100);
-    open(&world);
-    let to = expose(&world, "TCP", PORT);
-    wait_for("the service can be used", || try_one(&world, &server, to)).unwrap();
-    let before = settled(&mut world);
+    let server = Backlog::start(&fleet, count + 100);
+    open(&fleet);
+    let to = expose(&fleet, "TCP", PORT);
+    wait_for("the service can be used", || try_one(&fleet, &server, to)).unwrap();
+    let (before, sessions_before) = (settled(&mut fleet), sessions(&fleet));
     let begin = Instant::now();
-    let mut clients = connect(&world, to, count).unwrap();
-    wait_for("every connection has come through", || (server.waiting(&world) == count).then_some(()))
-        .unwrap_or_else(|error| panic!("{error}: {} of {count}", server.waiting(&world)));
+    let mut clients = connect(&fleet, to, count).unwrap();
+    wait_for("every connection has come through", || (server.waiting(&fleet) == count).then_some(()))
+        .unwrap_or_else(|error| panic!("{error}: {} of {count}", server.waiting(&fleet)));
     let took = begin.elapsed();
-    let after = settled(&mut world);
+    let after = settled(&mut fleet);
     println!(
         "{transport}: {count} connections made in {took:.1?}, {:.0} a second",
         count as f64 / took.as_secs_f64()
@@ -124,6 +130,12 @@ fn check(mut world: World, transport: &str, count: usize) {
         );
         assert!(each < KIB_PER_CONNECTION_MAX, "{name}: {each} KiB for a connection");
     }
+    // The links carry them and others: none was called dead.
+    let echo = SocketAddr::new(fleet.presence_ip("tcp-7000", "edge-b"), 7000);
+    let reached = || reach_tcp(&fleet.host("client-b"), echo, Duration::from_secs(2)).ok();
+    wait_for("another service is reached", reached).unwrap();
+    let logs = || fleet.edges.iter().map(|edge| edge.unit.log()).collect::<Vec<_>>().join("\n----\n");
+    assert_eq!(sessions(&fleet), sessions_before, "a link broke\n{}", logs());
     // They are all alive, each is its own.
     for (number, client) in clients.iter_mut().enumerate() {
         client.write_all(&(number as u32).to_be_bytes()).unwrap();
@@ -141,7 +153,7 @@ fn check(mut world: World, transport: &str, count: usize) {
 fn thousands_of_idle_connections_cross_one_edge() {
     let test = "thousands_of_idle_connections_cross_one_edge";
     for transport in if soak() { &["quic", "tcp"][..] } else { &["quic"] } {
-        let Some(world) = World::start_with(test, transport, |_, cloud| cloud) else { return };
-        check(world, transport, if soak() { 10_000 } else { 2_000 });
+        let Some(fleet) = Fleet::start_with(test, transport, |_, cloud| cloud) else { return };
+        check(fleet, transport, if soak() { 11_000 } else { 2_000 });
     }
 }

@@ -7,7 +7,7 @@ use testlab::causeway::wait_for;
 use testlab::net::{Echo, datagrams_dropped, reach_udp};
 
 use super::{expose, open};
-use crate::presences::World;
+use crate::presences::Fleet;
 
 const CLIENTS: usize = 1000;
 const ROUNDS: usize = 5;
@@ -57,11 +57,11 @@ fn ask_all(clients: &[UdpSocket], round: usize) -> usize {
 fn a_thousand_udp_clients_get_their_own_answers() {
     let test = "a_thousand_udp_clients_get_their_own_answers";
     for transport in ["quic", "tcp"] {
-        let Some(world) = World::start_with(test, transport, |_, cloud| cloud) else { return };
-        let _server = Echo::start(&world.host("server-a"), SocketAddr::from(([0; 4], PORT))).unwrap();
-        open(&world);
-        let to = expose(&world, "UDP", PORT);
-        let client = world.host("client-b");
+        let Some(fleet) = Fleet::start_with(test, transport, |_, cloud| cloud) else { return };
+        let _server = Echo::start(&fleet.host("server-a"), SocketAddr::from(([0; 4], PORT))).unwrap();
+        open(&fleet);
+        let to = expose(&fleet, "UDP", PORT);
+        let client = fleet.host("client-b");
         wait_for("UDP crosses", || reach_udp(&client, to, Duration::from_secs(2)).ok()).unwrap();
         let clients = client.inside(|| {
             let one = |_| {
@@ -80,7 +80,7 @@ fn a_thousand_udp_clients_get_their_own_answers() {
             begin.elapsed()
         );
         for name in ["server-a", "client-b"] {
-            let dropped = datagrams_dropped(&world.host(name)).unwrap();
+            let dropped = datagrams_dropped(&fleet.host(name)).unwrap();
             println!("{transport}: {dropped} datagrams found a socket of {name} full");
         }
     }

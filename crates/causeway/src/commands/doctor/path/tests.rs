@@ -10,16 +10,16 @@ use crate::commands::doctor::finding::State;
 fn put(picture: &mut Picture, kind: Kind, name: &str, mut value: Value) {
     value["metadata"] = json!({ "name": name });
     let mut object = Object::decode(kind, value).unwrap().object;
-    *object.status_mut() = conditions::status(&object, &picture.world, Time::from_second(0));
-    picture.world.insert(object);
+    *object.status_mut() = conditions::status(&object, &picture.objects, Time::from_second(0));
+    picture.objects.insert(object);
 }
 
 /// Conditions as the cloud would have written them.
 fn settle(picture: &mut Picture) {
-    let objects: Vec<Object> = picture.world.objects().cloned().collect();
+    let objects: Vec<Object> = picture.objects.objects().cloned().collect();
     for mut object in objects {
-        *object.status_mut() = conditions::status(&object, &picture.world, Time::from_second(0));
-        picture.world.insert(object);
+        *object.status_mut() = conditions::status(&object, &picture.objects, Time::from_second(0));
+        picture.objects.insert(object);
     }
 }
 
@@ -87,7 +87,7 @@ fn the_walk_to_a_service_says_where_it_breaks() {
     );
     check(|_| {}, |picture| to_service(picture, "mail", None), Some("EService mail does not exist"));
     let without =
-        |kind, name: &'static str| move |picture: &mut Picture| drop(picture.world.remove(kind, name));
+        |kind, name: &'static str| move |picture: &mut Picture| drop(picture.objects.remove(kind, name));
     check(without(Kind::ServiceExpose, "web"), |picture| to_service(picture, "web", None), Some("anywhere"));
     check(
         without(Kind::EPolicy, "p"),
@@ -118,7 +118,7 @@ fn the_walk_to_a_service_says_where_it_breaks() {
 #[test]
 fn a_broken_hop_hides_none_of_those_behind_it() {
     let mut picture = whole();
-    picture.world.remove(Kind::EPolicy, "p");
+    picture.objects.remove(Kind::EPolicy, "p");
     let unheard = json!([{"type": "Listening", "status": "False", "message": "names are not answered"}]);
     picture.status["gateways"][0]["conditions"] = unheard;
     picture.status["gateways"][1]["connected"] = false.into();
@@ -148,11 +148,11 @@ fn a_backend_is_judged_by_what_was_tried_now() {
     let web = |picture: &Picture| to_service(picture, "web", Some("berlin"));
     let found = |outcome: &str| json!({"backends": [{"backend": "10.0.0.5:80", "outcome": outcome, "detail": "it answers with SSH"}]});
     let say_down = |picture: &mut Picture| {
-        let mut service = picture.world.remove(Kind::EService, "web").unwrap();
+        let mut service = picture.objects.remove(Kind::EService, "web").unwrap();
         let (conditions, now) = (&mut service.status_mut().conditions, Time::from_second(0));
         let message = "gateway gw-oslo reaches no backend; refused";
         set_condition(conditions, conditions::BACKENDS_ANSWER, false.into(), "BackendDown", message, now, 1);
-        picture.world.insert(service);
+        picture.objects.insert(service);
     };
     // Back again: what a condition or a record said before is no fact any more.
     check(say_down, web, None);
@@ -201,14 +201,14 @@ fn a_way_breaks_at_the_presence_or_at_the_far_gateway() {
 
 #[test]
 fn sites_and_nodes_are_walked_to() {
-    let node = |picture: &Picture| to_node(picture, picture.world.server("s1").unwrap());
-    let site = |picture: &Picture| to_site(picture, picture.world.site("berlin").unwrap());
+    let node = |picture: &Picture| to_node(picture, picture.objects.server("s1").unwrap());
+    let site = |picture: &Picture| to_site(picture, picture.objects.site("berlin").unwrap());
     check(|_| {}, node, None);
     check(|_| {}, site, None);
-    check(|picture| drop(picture.world.remove(Kind::EPolicy, "p")), node, Some("attach an EPolicy"));
-    check(|picture| drop(picture.world.remove(Kind::EPolicy, "p")), site, Some("exposure web: EPolicy p"));
+    check(|picture| drop(picture.objects.remove(Kind::EPolicy, "p")), node, Some("attach an EPolicy"));
+    check(|picture| drop(picture.objects.remove(Kind::EPolicy, "p")), site, Some("exposure web: EPolicy p"));
     check(
-        |picture| drop(picture.world.remove(Kind::EGateway, "gw-berlin")),
+        |picture| drop(picture.objects.remove(Kind::EGateway, "gw-berlin")),
         site,
         Some("no EGateway exists at berlin"),
     );
@@ -225,7 +225,7 @@ fn the_fleet_shows_what_is_bad_and_counts_what_is_well() {
         Some("1 of 2 gateways and 1 of 1"),
     );
     check(
-        |picture| drop(picture.world.remove(Kind::EPolicy, "p")),
+        |picture| drop(picture.objects.remove(Kind::EPolicy, "p")),
         all,
         Some("2 of 2 gateways and 0 of 1 exposures"),
     );

@@ -1,0 +1,144 @@
+//! Finds networks that collide, members without a tunnel, and exposures that this version does not carry.
+
+use super::findings::{Findings, list};
+use super::{POLICIES_RESOLVED, SUBNETS_DISTINCT, TUNNEL_KEY_UNIQUE, TUNNELS_KNOWN, absent};
+use crate::kinds::{ECommunity, EGateway, ESite, Kind, MappedSubnet, Protocol, ServiceExpose};
+use crate::layer3::{NetworkOverlap, overlaps_in, overlaps_of, plan_ranges};
+use crate::object_set::ObjectSet;
+
+// A message is read by an operator; overlaps beyond this number are only counted.
+const OVERLAPS_MAX: usize = 10;
+
+/// Only members of a community have anything to collide with.
+pub(super) fn subnets_of_site(findings: &mut Findings, objects: &ObjectSet, site: &ESite) {
+    match objects.communities_of(&site.metadata.name).next() {
+        Some(_) => subnets_are_distinct(findings, overlaps_of(objects, &site.metadata.name)),
+        None => findings.forgets(SUBNETS_DISTINCT),
+    }
+}
+
+pub(super) fn subnets_of_members(findings: &mut Findings, objects: &ObjectSet, community: &ECommunity) {
+    let members = community.members.iter().map(String::as_str);
+    let plan = plan_ranges(objects, community);
+    if !plan.without.is_empty() {
+        let named: Vec<String> =
+            plan.without.iter().map(|(site, network)| format!("{network} of ESite {site}")).collect();
+        let named: Vec<&str> = named.iter().map(String::as_str).collect();
+        let message = format!(
+            "mapFrom {} has no room for {}: choose a larger range of the same address family",
+            community.map_from,
+            list(&named)
+        );
+        return findings.fails(SUBNETS_DISTINCT, "RangeFull", message);
+    }
+    let held = objects.layer3.ranges.get(&community.metadata.name).map(Vec::as_slice).unwrap_or_default();
+    if plan.ranges != held {
+        return findings.fails_aside(
+            SUBNETS_DISTINCT,
+            "RangesPending",
+            "mapped networks are not allocated yet",
+        );
+    }
+    subnets_are_distinct(findings, overlaps_in(objects, members));
+}
+
+fn subnets_are_distinct(findings: &mut Findings, overlaps: std::collections::BTreeSet<NetworkOverlap>) {
+    if overlaps.is_empty() {
+        return findings.holds(SUBNETS_DISTINCT, "SubnetsDistinct");
+    }
+    let mut parts: Vec<String> = overlaps.iter().take(OVERLAPS_MAX).map(NetworkOverlap::message).collect();
+    if overlaps.len() > OVERLAPS_MAX {
+        parts.push(format!("and {} more", overlaps.len() - OVERLAPS_MAX));
+    }
+    findings.fails(SUBNETS_DISTINCT, "SubnetsOverlap", parts.join("; "));
+}
+
+/// Without a list everything is allowed. An empty list, or one of missing policies, allows nothing.
+pub(super) fn policies_of_community(findings: &mut Findings, objects: &ObjectSet, community: &ECommunity) {
+    let Some(policies) = &community.e_policys else { return findings.forgets(POLICIES_RESOLVED) };
+    super::policies_exist(findings, objects, policies, "begin a flow between members");
+    let reading =
+        policies.iter().filter_map(|name| objects.policy(name)).filter(|policy| !policy.http.is_empty());
+    let reading: Vec<&str> = reading.map(|policy| policy.metadata.name.as_str()).collect();
+    if !reading.is_empty() && absent(objects, Kind::EPolicy, policies).is_empty() {
+        let message = format!("EPolicy {} has http rules and allows nothing at layer 3", list(&reading));
+        findings.fails(POLICIES_RESOLVED, "HttpRules", message);
+    }
+}
+
+/// A member takes part when a gateway of it has a key that no other gateway claims.
+pub(super) fn tunnels_of_members(findings: &mut Findings, objects: &ObjectSet, community: &ECommunity) {
+    let is_known = |gateway: &EGateway| {
+        let name = gateway.metadata.name.as_str();
+        objects.tunnel_key(name).is_some() && objects.key_keeper(name).is_none()
+    };
+    let has_gateways = |site: &&String| objects.gateways_at(site).next().is_some();
+    let silent =
+        community.members.iter().filter(has_gateways).filter(|site| !objects.gateways_at(site).any(is_known));
+    let silent: Vec<&str> = silent.map(String::as_str).collect();
+    match silent.is_empty() {
+        true => findings.holds(TUNNELS_KNOWN, "TunnelsKnown"),
+        false => {
+            let message = format!(
+                "no gateway of {} has reported a tunnel key: it has not connected since it was updated, \
+                 or its tunnel is off",
+                list(&silent)
+            );
+            findings.fails_aside(TUNNELS_KNOWN, "TunnelUnknown", message);
+        }
+    }
+}
+
+/// One key stands for one gateway.
+pub(super) fn key_is_unique(findings: &mut Findings, objects: &ObjectSet, gateway: &EGateway) {
+    let name = gateway.metadata.name.as_str();
+    match (objects.key_keeper(name), objects.key_rival(name)) {
+        (Some(keeper), _) => {
+            let message = format!(
+                "EGateway {keeper} has the same tunnel key and had it first, so {name} exchanges no packets: \
+                 give this gateway a key of its own"
+            );
+            findings.fails(TUNNEL_KEY_UNIQUE, "KeyTaken", message);
+        }
+        (None, Some(rival)) => {
+            let message =
+                format!("EGateway {rival} claims the same tunnel key; {name} had it first and keeps it");
+            findings.fails_aside(TUNNEL_KEY_UNIQUE, "KeyClaimed", message);
+        }
+        (None, None) => match objects.tunnel_key(name) {
+            Some(_) => findings.holds(TUNNEL_KEY_UNIQUE, "KeyUnique"),
+            None => findings.forgets(TUNNEL_KEY_UNIQUE),
+        },
+    }
+}
+
+/// Returns why an exposure is not carried by this version. None: it is.
+pub fn not_carried(objects: &ObjectSet, expose: &ServiceExpose) -> Option<(&'static str, String)> {
+    let is_ip =
+        objects.service(&expose.e_service_name).is_some_and(|service| service.protocol == Protocol::Ip);
+    match (expose.is_translated(), is_ip) {
+        (true, _) => Some((
+            "TranslateNotSupported",
+            "mode translate is not supported by this version, so the service is presented nowhere: use mode proxy, \
+             or an ECommunity with mappedSubnets"
+                .to_owned(),
+        )),
+        (false, true) => Some((
+            "TranslateRequired",
+            format!("EService {} has protocol IP, which requires mode translate", expose.e_service_name),
+        )),
+        (false, false) => None,
+    }
+}
+
+/// Returns the mapped networks that the status of a site shows.
+pub(super) fn mapped_subnets(objects: &ObjectSet, site: &ESite) -> Vec<MappedSubnet> {
+    let ranges = objects.layer3.ranges_at(&site.metadata.name);
+    let shown =
+        ranges.filter(|range| objects.layer3.range_of(&range.site, range.subnet) == Some(range.seen_as));
+    let shown = shown
+        .map(|range| MappedSubnet { subnet: range.subnet.to_string(), seen_as: range.seen_as.to_string() });
+    let mut shown: Vec<MappedSubnet> = shown.collect();
+    shown.sort_by(|one, other| one.subnet.cmp(&other.subnet));
+    shown
+}

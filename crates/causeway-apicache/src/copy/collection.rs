@@ -1,0 +1,404 @@
+//! One subscription at the edge: its objects on disk, its revision, its newest changes, and its watchers.
+//!
+//! Changes are published after they are on disk, in order. The history in memory serves watchers that resume, and lists
+//! at an earlier revision: changes are undone from the newest back.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwapOption;
+use causeway_api::{Revision, Status};
+use causeway_watch::{ChangeSignal, CollectionReaders, ObjectChange};
+use tokio::sync::{mpsc, watch};
+
+use super::source::CollectionSource;
+use super::tables::{self, AppliedChange, CopyFigures};
+use super::{CopyDatabase, CopyError};
+use crate::kube_object::KubeObject;
+use crate::resource::{ResourceDescription, SubscriptionScope};
+use crate::sync::wire::ChangeEntry;
+
+/// The state of one subscription.
+pub struct Collection {
+    pub scope: SubscriptionScope,
+    pub id: i64,
+    resource: String,
+    database: CopyDatabase,
+    description: ArcSwapOption<ResourceDescription>,
+    /// The revision that watchers have been told. 0: not complete.
+    revision: watch::Sender<Revision>,
+    history: Mutex<ChangeHistory>,
+    readers: std::sync::OnceLock<CollectionReaders<CollectionSource>>,
+    /// Unix seconds of the last use by a client.
+    pub used: AtomicI64,
+    pub watchers: AtomicUsize,
+    figures: Mutex<CopyFigures>,
+    /// True while a stream to the cloud keeps the copy current.
+    is_live: watch::Sender<bool>,
+}
+
+#[derive(Default)]
+struct ChangeHistory {
+    changes: VecDeque<(String, ObjectChange)>,
+    bytes: usize,
+    /// Every change later than this revision is here.
+    floor: Revision,
+    feeds: Vec<mpsc::Sender<ChangeSignal>>,
+}
+
+const CHANGES_MAX: usize = 4_096;
+const CHANGES_BYTES_MAX: usize = 4 << 20;
+// Messages that a reader may leave unread: it moves them into a ring without waiting for watchers.
+const FEED_MESSAGES_MAX: usize = CHANGES_MAX + 1_024;
+
+impl Collection {
+    pub fn new(database: CopyDatabase, stored: tables::StoredSubscription) -> Arc<Collection> {
+        let collection = Arc::new(Collection {
+            resource: stored.scope.resource.to_string(),
+            scope: stored.scope,
+            id: stored.id,
+            database,
+            description: ArcSwapOption::from(stored.description.map(Arc::new)),
+            revision: watch::Sender::new(stored.revision),
+            history: Mutex::new(ChangeHistory { floor: stored.revision, ..ChangeHistory::default() }),
+            readers: std::sync::OnceLock::new(),
+            used: AtomicI64::new(super::collection::unix_now()),
+            watchers: AtomicUsize::new(0),
+            figures: Mutex::new(stored.figures),
+            is_live: watch::Sender::new(false),
+        });
+        let source = CollectionSource(Arc::downgrade(&collection));
+        let _ = collection.readers.set(CollectionReaders::new(source));
+        collection
+    }
+
+    pub fn description(&self) -> Option<Arc<ResourceDescription>> {
+        self.description.load_full()
+    }
+
+    pub fn revision(&self) -> Revision {
+        *self.revision.borrow()
+    }
+
+    pub fn revisions(&self) -> watch::Receiver<Revision> {
+        self.revision.subscribe()
+    }
+
+    /// Returns true if the copy is complete at some revision.
+    pub fn is_complete(&self) -> bool {
+        self.revision().0 > 0 && self.description.load().is_some()
+    }
+
+    pub fn is_live(&self) -> bool {
+        *self.is_live.borrow()
+    }
+
+    /// Waits until the copy is current, for a bounded time.
+    pub async fn wait_live(&self, time: std::time::Duration) {
+        let mut is_live = self.is_live.subscribe();
+        let _ = tokio::time::timeout(time, is_live.wait_for(|is_live| *is_live)).await;
+    }
+
+    /// Waits until the copy has reached a revision, for a bounded time.
+    pub async fn wait_revision(&self, wanted: Revision, time: std::time::Duration) -> bool {
+        let mut revisions = self.revisions();
+        let reached = tokio::time::timeout(time, revisions.wait_for(|revision| *revision >= wanted)).await;
+        matches!(reached, Ok(Ok(_)))
+    }
+
+    pub fn set_live(&self, is_live: bool) {
+        self.is_live.send_replace(is_live);
+    }
+
+    pub fn touch(&self) {
+        self.used.store(unix_now(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn readers(&self) -> &CollectionReaders<CollectionSource> {
+        self.readers.get_or_init(|| CollectionReaders::new(CollectionSource(std::sync::Weak::new())))
+    }
+
+    pub async fn describe(&self, description: ResourceDescription) -> Result<(), CopyError> {
+        let (id, stored) = (self.id, description.clone());
+        self.database.write(move |connection| tables::describe(connection, id, &stored)).await?;
+        self.description.store(Some(Arc::new(description)));
+        Ok(())
+    }
+
+    pub async fn entries(&self) -> Result<Vec<(String, String, Revision)>, CopyError> {
+        let id = self.id;
+        self.database.read(move |connection| tables::entries(connection, id)).await
+    }
+
+    pub async fn stage(&self, changes: Vec<ChangeEntry>) -> Result<(), CopyError> {
+        let (id, resource) = (self.id, self.resource.clone());
+        self.database.write(move |connection| tables::stage(connection, id, &resource, &changes)).await
+    }
+
+    /// Puts changes in force, on disk first, then for watchers.
+    pub async fn complete(&self, changes: Vec<ChangeEntry>, revision: Revision) -> Result<(), CopyError> {
+        let (id, resource) = (self.id, self.resource.clone());
+        let applied = self.database.write(move |connection| {
+            tables::complete(connection, id, &resource, &changes, (revision, unix_now()))
+        });
+        let applied = applied.await?;
+        self.count(&applied);
+        self.publish(applied, revision);
+        Ok(())
+    }
+
+    pub async fn advance(&self, revision: Revision) -> Result<(), CopyError> {
+        let id = self.id;
+        self.database.write(move |connection| tables::advance(connection, id, revision, unix_now())).await?;
+        self.count(&[]);
+        self.publish(Vec::new(), revision);
+        Ok(())
+    }
+
+    fn publish(&self, applied: Vec<AppliedChange>, revision: Revision) {
+        let mut history = self.lock();
+        // The first complete state is no change for watchers: they begin with it. So is a state that leads back.
+        let is_first = self.revision().0 == 0 || revision < self.revision();
+        if is_first {
+            *history = ChangeHistory { floor: revision, ..ChangeHistory::default() };
+        } else {
+            for change in applied {
+                for (key, change) in object_changes(change) {
+                    history.push(key, change);
+                }
+            }
+        }
+        history.send(&ChangeSignal::Progress(revision));
+        self.revision.send_replace(revision);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ChangeHistory> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the changes after a revision, and all that follow; `None` when some of them are gone.
+    pub(crate) fn follow(&self, after: Revision) -> Option<mpsc::Receiver<ChangeSignal>> {
+        let mut history = self.lock();
+        if after < history.floor {
+            return None;
+        }
+        let (sender, receiver) = mpsc::channel(FEED_MESSAGES_MAX);
+        let missed = history.changes.iter().filter(|(_, change)| change.revision > after);
+        for (_, change) in missed {
+            sender.try_send(ChangeSignal::Change(change.clone())).ok()?;
+        }
+        sender.try_send(ChangeSignal::Progress(self.revision())).ok()?;
+        history.feeds.push(sender);
+        Some(receiver)
+    }
+
+    /// Reads the objects at the newest revision.
+    pub async fn list(&self, prefix: &str) -> Result<(Revision, Vec<KubeObject>), CopyError> {
+        let (id, prefix) = (self.id, prefix.to_owned());
+        self.database.read(move |connection| tables::list(connection, id, &prefix)).await
+    }
+
+    pub async fn get(&self, key: &str) -> Result<(Revision, Option<KubeObject>), CopyError> {
+        let (id, key) = (self.id, key.to_owned());
+        self.database.read(move |connection| tables::get(connection, id, &key)).await
+    }
+
+    pub fn figures(&self) -> CopyFigures {
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, applied: &[AppliedChange]) {
+        let mut figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        let size =
+            |side: &Option<KubeObject>| side.as_ref().map_or((0, 0), |object| (1, object.body.len() as u64));
+        for change in applied {
+            let (before, now) = (size(&change.before), size(&change.now));
+            figures.objects = (figures.objects + now.0).saturating_sub(before.0);
+            figures.bytes = (figures.bytes + now.1).saturating_sub(before.1);
+        }
+        figures.synced = unix_now();
+    }
+
+    /// Reads the objects as they were at `revision`. 410 when the changes since then are gone.
+    pub async fn list_at(&self, prefix: &str, revision: Revision) -> Result<Vec<KubeObject>, ListError> {
+        let (read_at, objects) = self.list(prefix).await?;
+        // The changes up to the state that was read are published a moment after they are on disk.
+        let mut revisions = self.revisions();
+        let _ = revisions.wait_for(|published| *published >= read_at).await;
+        let history = self.lock();
+        if revision < history.floor {
+            let message = format!(
+                "The provided continue parameter or resource version {revision} is too old to display a consistent list result."
+            );
+            return Err(ListError::Refused(Box::new(Status::expired(message))));
+        }
+        let mut all: BTreeMap<String, KubeObject> =
+            objects.into_iter().map(|object| (object.key.clone(), object)).collect();
+        let later = history.changes.iter().rev().take_while(|(_, change)| change.revision > revision);
+        for (key, change) in
+            later.filter(|(key, change)| key.starts_with(prefix) && change.revision <= read_at)
+        {
+            match change.previous.as_ref() {
+                Some(previous) => drop(all.insert(key.clone(), unpacked(key, previous))),
+                None => drop(all.remove(key)),
+            }
+        }
+        Ok(all.into_values().collect())
+    }
+}
+
+/// A list that fails, or is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    #[error("{}", .0.message)]
+    Refused(Box<Status>),
+}
+
+fn unpacked(key: &str, packed: &bytes::Bytes) -> KubeObject {
+    let (body, cells) = crate::kube_object::unpack(packed);
+    let (body, cells) = (packed.slice_ref(body), packed.slice_ref(cells));
+    // Lists show the body as it is; the revision and UID stand in it.
+    KubeObject { key: key.to_owned(), uid: String::new(), revision: Revision(0), body, cells }
+}
+
+/// A change as watchers see it. An object that was replaced by another one of the same name is deleted first.
+fn object_changes(change: AppliedChange) -> Vec<(String, ObjectChange)> {
+    let AppliedChange { revision, before, now } = change;
+    let key = now.as_ref().or(before.as_ref()).map(|object| object.key.clone()).unwrap_or_default();
+    let is_replaced = matches!((&before, &now), (Some(before), Some(now)) if before.uid != now.uid);
+    let (value, previous) = (now.as_ref().map(KubeObject::pack), before.as_ref().map(KubeObject::pack));
+    let created = |is_new: bool| if is_new { revision } else { Revision(0) };
+    match is_replaced {
+        true => vec![
+            (key.clone(), ObjectChange { revision, value: None, previous, created: created(false) }),
+            (key, ObjectChange { revision, value, previous: None, created: created(true) }),
+        ],
+        false => {
+            let created = created(previous.is_none());
+            vec![(key, ObjectChange { revision, value, previous, created })]
+        }
+    }
+}
+
+impl ChangeHistory {
+    fn push(&mut self, key: String, change: ObjectChange) {
+        self.send(&ChangeSignal::Change(change.clone()));
+        self.bytes += change_bytes(&change);
+        self.changes.push_back((key, change));
+        while self.changes.len() > CHANGES_MAX || self.bytes > CHANGES_BYTES_MAX && self.changes.len() > 1 {
+            let Some((_, oldest)) = self.changes.pop_front() else { break };
+            self.bytes -= change_bytes(&oldest);
+            self.floor = oldest.revision;
+        }
+    }
+
+    /// A reader that does not read is dropped; its watchers resume with a new one.
+    fn send(&mut self, signal: &ChangeSignal) {
+        self.feeds.retain(|feed| feed.try_send(signal.clone()).is_ok());
+    }
+}
+
+fn change_bytes(change: &ObjectChange) -> usize {
+    let size = |side: &Option<bytes::Bytes>| side.as_ref().map_or(0, bytes::Bytes::len);
+    size(&change.value) + size(&change.previous) + 128
+}
+
+pub fn unix_now() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.ok().and_then(|now| i64::try_from(now.as_secs()).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::resource::ResourceName;
+
+    fn change(key: &str, uid: &str, revision: u64, deleted: bool) -> ChangeEntry {
+        let body = if deleted { Bytes::new() } else { Bytes::from(format!("{key}@{revision}")) };
+        ChangeEntry { key: key.into(), uid: uid.into(), revision, deleted, body, cells: Bytes::new() }
+    }
+
+    async fn collection(folder: &std::path::Path) -> Arc<Collection> {
+        let database = CopyDatabase::open(&folder.join("copy.db")).unwrap();
+        let scope = SubscriptionScope::all(ResourceName::new("", "v1", "things"));
+        let created = scope.clone();
+        let id = database
+            .write(move |connection| tables::create_subscription(connection, &created, ""))
+            .await
+            .unwrap();
+        let (revision, figures) = (Revision(0), CopyFigures::default());
+        let stored = tables::StoredSubscription {
+            id,
+            scope,
+            description: None,
+            revision,
+            node: String::new(),
+            figures,
+        };
+        Collection::new(database, stored)
+    }
+
+    #[tokio::test]
+    async fn a_list_at_an_earlier_revision_undoes_later_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let collection = collection(folder.path()).await;
+        collection
+            .complete(vec![change("a", "1", 3, false), change("b", "1", 4, false)], Revision(10))
+            .await
+            .unwrap();
+        collection.complete(vec![change("a", "1", 11, false)], Revision(11)).await.unwrap();
+        collection
+            .complete(vec![change("b", "1", 12, true), change("c", "1", 13, false)], Revision(13))
+            .await
+            .unwrap();
+        let at = async |revision: u64| {
+            let listed = collection.list_at("", Revision(revision)).await.map_err(|_| ())?;
+            Ok(listed
+                .iter()
+                .map(|object| String::from_utf8_lossy(&object.body).into_owned())
+                .collect::<Vec<_>>())
+        };
+        assert_eq!(at(13).await, Ok(vec!["a@11".to_owned(), "c@13".to_owned()]));
+        assert_eq!(at(12).await, Ok(vec!["a@11".to_owned()]));
+        assert_eq!(at(11).await, Ok(vec!["a@11".to_owned(), "b@4".to_owned()]));
+        assert_eq!(at(10).await, Ok(vec!["a@3".to_owned(), "b@4".to_owned()]));
+        assert_eq!(at(9).await, Err(()));
+        assert_eq!(collection.figures().objects, 2);
+    }
+
+    #[tokio::test]
+    async fn a_reader_gets_what_it_missed_then_every_change_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let collection = collection(folder.path()).await;
+        collection.complete(vec![change("a", "1", 3, false)], Revision(10)).await.unwrap();
+        collection.complete(vec![change("a", "1", 11, false)], Revision(11)).await.unwrap();
+        let mut feed = collection.follow(Revision(10)).unwrap();
+        assert!(collection.follow(Revision(9)).is_none());
+        // Another object of the same name: the old one is deleted first.
+        collection.complete(vec![change("a", "2", 15, false)], Revision(15)).await.unwrap();
+        collection.advance(Revision(20)).await.unwrap();
+        let mut seen = Vec::new();
+        while let Ok(signal) = feed.try_recv() {
+            match signal {
+                ChangeSignal::Change(change) => {
+                    seen.push((change.revision.0, change.previous.is_some(), change.value.is_some()));
+                }
+                ChangeSignal::Progress(revision) => seen.push((revision.0, false, false)),
+            }
+        }
+        let expected = [
+            (11, true, true),
+            (11, false, false),
+            (15, true, false),
+            (15, false, true),
+            (15, false, false),
+            (20, false, false),
+        ];
+        assert_eq!(seen, expected);
+    }
+}

@@ -1,0 +1,72 @@
+//! Metrics of the copy, per resource. Values are read at each scrape. An edge without a copy has none of them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::Ordering;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use tokio::sync::watch;
+
+use crate::server::EdgeApiStatus;
+
+/// Shows the copy in `/metrics`, as soon as there is one.
+pub fn register(registry: &mut Registry, status: watch::Receiver<Option<EdgeApiStatus>>) {
+    registry.register_collector(Box::new(CopyCollector(status)));
+}
+
+struct CopyCollector(watch::Receiver<Option<EdgeApiStatus>>);
+
+impl fmt::Debug for CopyCollector {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("CopyCollector")
+    }
+}
+
+/// The sums over the subscriptions of one resource.
+#[derive(Default)]
+struct ResourceFigures {
+    objects: i64,
+    bytes: i64,
+    watchers: i64,
+    /// Subscriptions that are not followed now.
+    stale: i64,
+}
+
+impl Collector for CopyCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let Some(status) = self.0.borrow().clone() else { return Ok(()) };
+        let mut resources: BTreeMap<String, ResourceFigures> = BTreeMap::new();
+        let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        for collection in status.collections() {
+            let (copy, entry) =
+                (collection.figures(), resources.entry(collection.scope.resource.to_string()).or_default());
+            entry.objects += number(copy.objects);
+            entry.bytes += number(copy.bytes);
+            entry.watchers += number(collection.watchers.load(Ordering::Relaxed) as u64);
+            entry.stale += i64::from(!collection.is_live());
+        }
+        type Column = fn(&ResourceFigures) -> i64;
+        let columns: [(&str, &str, Column); 4] = [
+            ("causeway_apicache_objects", "Objects in the copy of the Kubernetes API", |figures| {
+                figures.objects
+            }),
+            ("causeway_apicache_bytes", "Bytes of objects in the copy", |figures| figures.bytes),
+            ("causeway_apicache_watchers", "Open watches of local clients", |figures| figures.watchers),
+            (
+                "causeway_apicache_stale",
+                "Subscriptions that the cloud does not keep current now",
+                |figures| figures.stale,
+            ),
+        ];
+        for (name, help, column) in columns {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (resource, figures) in &resources {
+                metric.encode_family(&[("resource", resource.as_str())])?.encode_gauge(&column(figures))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,161 @@
+//! Passes requests to the cloud, each on a stream of its own, under the caller's credential.
+//!
+//! While the cloud is away the answer is 503 with `retryAfterSeconds`, within 3 s, also when the link dies under the
+//! request. Upgraded connections are copied unread.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use causeway_api::Status;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+
+use super::respond::{ApiBody, BoxError};
+use crate::connector::CloudConnector;
+use crate::identity::LocalCaller;
+use crate::subscriptions::SubscriptionCredential;
+use crate::upstream::REQUEST_TARGET;
+use crate::upstream::passthrough::{NODE_HEADER, tunnel};
+
+/// A handle; clones share the connector.
+#[derive(Clone)]
+pub struct Passthrough(pub Arc<dyn CloudConnector>);
+
+/// No answer from the cloud: the 503 for the client.
+pub struct PassError(pub Status);
+
+// After this time without an answer the link is checked; a request on a live link may take longer.
+const ANSWER_WAIT: Duration = Duration::from_secs(2);
+const LINK_LOOK: Duration = Duration::from_millis(250);
+// Answers of reviews are short.
+const ANSWER_BYTES_MAX: usize = 4 << 20;
+const RETRY_SECONDS: u32 = 5;
+
+fn away(why: impl std::fmt::Display) -> PassError {
+    PassError(Status::unavailable(
+        format!("the API server cannot be reached from this site: {why}"),
+        RETRY_SECONDS,
+    ))
+}
+
+impl Passthrough {
+    pub fn is_connected(&self) -> bool {
+        self.0.is_connected()
+    }
+
+    /// Sends a small request of the edge itself and reads the whole answer.
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        caller: Option<&LocalCaller>,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), PassError> {
+        let mut request = Request::new(full(body));
+        *request.method_mut() = method;
+        *request.uri_mut() = path.parse().map_err(away)?;
+        request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("application/json"));
+        if let Some(caller) = caller {
+            identify(request.headers_mut(), caller)?;
+        }
+        let response = self.exchange(request).await?;
+        let code = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await.map_err(away)?;
+        Ok((code, body.to_bytes()))
+    }
+
+    /// Passes a client's request, and an upgrade that follows.
+    pub async fn forward(
+        &self,
+        request: Request<Incoming>,
+        caller: &LocalCaller,
+    ) -> Result<Response<ApiBody>, PassError> {
+        let (mut head, body) = request.into_parts();
+        let client = head.extensions.remove::<hyper::upgrade::OnUpgrade>();
+        let upgrade = head.headers.get(header::UPGRADE).cloned();
+        let mut passed = Request::new(body.map_err(boxed).boxed_unsync());
+        *passed.method_mut() = head.method;
+        let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+        *passed.uri_mut() = path.parse().map_err(away)?;
+        *passed.headers_mut() = head.headers;
+        let headers = passed.headers_mut();
+        headers.remove(header::CONNECTION);
+        headers.remove(header::TRANSFER_ENCODING);
+        if let Some(upgrade) = upgrade {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+            headers.insert(header::UPGRADE, upgrade);
+        }
+        identify(headers, caller)?;
+        let mut response = self.exchange(passed).await?;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS
+            && let Some(client) = client
+        {
+            let cloud = hyper::upgrade::on(&mut response);
+            tokio::spawn(tunnel(client, cloud));
+            return Ok(response.map(|_| full(Bytes::new())));
+        }
+        for name in [header::CONNECTION, header::TRANSFER_ENCODING] {
+            response.headers_mut().remove(name);
+        }
+        Ok(response.map(|body| body.map_err(boxed).boxed_unsync()))
+    }
+
+    async fn exchange(&self, mut request: Request<ApiBody>) -> Result<Response<Incoming>, PassError> {
+        request.headers_mut().insert(header::HOST, HeaderValue::from_static("kubernetes"));
+        let stream = self.0.open(REQUEST_TARGET).await.map_err(away)?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(away)?;
+        tokio::spawn(connection.with_upgrades());
+        let answering = sender.send_request(request);
+        tokio::pin!(answering);
+        let mut look = tokio::time::interval_at(tokio::time::Instant::now() + ANSWER_WAIT, LINK_LOOK);
+        loop {
+            tokio::select! {
+                response = &mut answering => return response.map_err(away),
+                _ = look.tick() => {
+                    if !self.0.is_connected() {
+                        return Err(away("the link was lost"));
+                    }
+                    self.0.suspect();
+                }
+            }
+        }
+    }
+}
+
+fn boxed(error: hyper::Error) -> BoxError {
+    Box::new(error)
+}
+
+fn full(body: Bytes) -> ApiBody {
+    Full::new(body).map_err(|never| -> BoxError { match never {} }).boxed_unsync()
+}
+
+/// Sets the credential under which the cloud acts, and removes every other.
+fn identify(headers: &mut HeaderMap, caller: &LocalCaller) -> Result<(), PassError> {
+    headers.remove(header::AUTHORIZATION);
+    headers.remove(NODE_HEADER);
+    let text = |text: String| HeaderValue::try_from(text).map_err(away);
+    match &caller.credential {
+        Some(SubscriptionCredential::Token(token)) => {
+            headers.insert(header::AUTHORIZATION, text(format!("Bearer {token}"))?);
+        }
+        Some(SubscriptionCredential::Node(node)) => {
+            headers.insert(NODE_HEADER, text(node.clone())?);
+        }
+        Some(SubscriptionCredential::Pin) | None => {
+            let why = "client certificates other than those of nodes cannot act at the cloud; use a token";
+            return Err(PassError(Status::forbidden(
+                &caller.user.username,
+                "use the API server from this site",
+                why,
+            )));
+        }
+    }
+    Ok(())
+}

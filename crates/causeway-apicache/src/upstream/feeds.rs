@@ -1,0 +1,116 @@
+//! The followed resources: each begins with its first subscription, and ends some time after its last.
+//!
+//! A subscription may end without a word, with the task of its session; therefore unused feeds are looked for, at intervals.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::cluster::ClusterClient;
+use super::feed::ResourceFeed;
+use crate::resource::ResourceName;
+
+/// All followed resources of a cluster.
+pub struct ResourceFeeds {
+    cluster: ClusterClient,
+    /// As many entries as the cluster has resources, and the names of resources that it does not serve, for a while.
+    feeds: Mutex<HashMap<ResourceName, KeptFeed>>,
+}
+
+struct KeptFeed {
+    lease: Arc<FeedLease>,
+    unused_since: Option<Instant>,
+}
+
+/// Keeps a resource followed.
+pub struct FeedLease {
+    pub feed: Arc<ResourceFeed>,
+    _stop: DropGuard,
+}
+
+// A site that returns within this time resumes from the history; a longer absence of all sites costs a comparison.
+const LINGER: Duration = Duration::from_secs(300);
+const SWEEP: Duration = Duration::from_secs(30);
+// Names that a peer can make us ask for; a cluster serves a few hundred resources.
+const FEEDS_MAX: usize = 4_096;
+
+impl ResourceFeeds {
+    /// Needs a runtime: a task looks for unused feeds until the value is dropped.
+    pub fn new(cluster: ClusterClient) -> Arc<ResourceFeeds> {
+        let feeds = Arc::new(ResourceFeeds { cluster, feeds: Mutex::default() });
+        let swept = Arc::downgrade(&feeds);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(SWEEP).await;
+                match swept.upgrade() {
+                    Some(feeds) => sweep(&mut feeds.lock(), Instant::now()),
+                    None => return,
+                }
+            }
+        });
+        feeds
+    }
+
+    /// Returns the feed of a resource, and begins it when there is none. `None`: too many resources are followed.
+    pub fn lease(&self, name: &ResourceName) -> Option<Arc<FeedLease>> {
+        let mut feeds = self.lock();
+        if let Some(kept) = feeds.get_mut(name) {
+            kept.unused_since = None;
+            return Some(kept.lease.clone());
+        }
+        if feeds.len() >= FEEDS_MAX {
+            return None;
+        }
+        let feed = Arc::new(ResourceFeed::new(name.clone()));
+        let stop = CancellationToken::new();
+        let (running, cluster, token) = (feed.clone(), self.cluster.clone(), stop.clone());
+        tracing::info!(resource = %name, "begins to follow a resource of the cluster");
+        tokio::spawn(async move {
+            running.run(cluster, token).await;
+            tracing::info!(resource = %running.name(), "no site uses the resource; it is no longer followed");
+        });
+        let lease = Arc::new(FeedLease { feed, _stop: stop.drop_guard() });
+        feeds.insert(name.clone(), KeptFeed { lease: lease.clone(), unused_since: None });
+        Some(lease)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ResourceName, KeptFeed>> {
+        self.feeds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Drops feeds that no subscription has used for some time, and at once those that never had an object to send.
+fn sweep(feeds: &mut HashMap<ResourceName, KeptFeed>, now: Instant) {
+    feeds.retain(|_, kept| {
+        if Arc::strong_count(&kept.lease) > 1 {
+            kept.unused_since = None;
+            return true;
+        }
+        let since = *kept.unused_since.get_or_insert(now);
+        !kept.lease.feed.has_failed() && now.duration_since(since) < LINGER
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_feed_outlives_its_last_subscription_for_a_while() {
+        let name = ResourceName::new("", "v1", "pods");
+        let stop = CancellationToken::new();
+        let feed = Arc::new(ResourceFeed::new(name.clone()));
+        let lease = Arc::new(FeedLease { feed, _stop: stop.clone().drop_guard() });
+        let mut feeds = HashMap::from([(name, KeptFeed { lease: lease.clone(), unused_since: None })]);
+        let now = Instant::now();
+        sweep(&mut feeds, now);
+        drop(lease);
+        sweep(&mut feeds, now + LINGER * 2);
+        sweep(&mut feeds, now + LINGER * 3 - Duration::from_secs(1));
+        assert_eq!(feeds.len(), 1);
+        sweep(&mut feeds, now + LINGER * 3);
+        assert!(feeds.is_empty() && stop.is_cancelled());
+    }
+}

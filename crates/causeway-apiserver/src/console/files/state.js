@@ -1,0 +1,66 @@
+// Decides the state of gateways, sites and services from their objects and figures. Pure.
+
+export const OK = "ok";
+export const WARNING = "warning";
+export const FAILED = "failed";
+export const UNKNOWN = "unknown";
+
+const RANK = { [OK]: 0, [UNKNOWN]: 1, [WARNING]: 2, [FAILED]: 3 };
+
+/** The worst of several states. */
+export function worst(states) {
+  return states.reduce((one, other) => (RANK[other] > RANK[one] ? other : one), OK);
+}
+
+export function condition(object, type) {
+  return object?.status?.conditions?.find((found) => found.type === type);
+}
+
+/** The first condition that is not true, the summary `Ready` last. */
+export function complaint(object) {
+  const failing = (object?.status?.conditions ?? []).filter((found) => found.status === "False");
+  return failing.find((found) => found.type !== "Ready") ?? failing[0];
+}
+
+/** The state of a gateway in words: `{state, word, why}`. */
+export function ofGateway(gateway, figures) {
+  if (figures?.identity?.revoked && !figures.connected) {
+    return { state: FAILED, word: "revoked", why: "its key was revoked; a new join token enrols it again" };
+  }
+  const connected = condition(gateway, "Connected");
+  // The figures are newer than the condition, which waits some seconds before it changes.
+  const isConnected = figures ? figures.connected : connected?.status === "True";
+  if (gateway.metadata.name !== "cloud" && !isConnected) {
+    if (!connected && !figures?.lastSeen && !figures?.identity) {
+      return { state: UNKNOWN, word: "never seen", why: "no host has joined as this gateway" };
+    }
+    const why = connected?.status === "False" ? connected.message : figures?.lastDisconnectReason || "";
+    return { state: FAILED, word: "away", why };
+  }
+  const problem = complaint(gateway);
+  if (problem && problem.type !== "Connected" && problem.reason !== "Away") {
+    return { state: WARNING, word: "problem", why: problem.message };
+  }
+  return { state: OK, word: "connected", why: "" };
+}
+
+/** The state of a site: that of its gateways. One that is connected is enough to be reached. */
+export function ofSite(states) {
+  if (states.length === 0) return { state: UNKNOWN, word: "no gateway", why: "no EGateway is at this site" };
+  const ok = states.filter((found) => found.state === OK).length;
+  if (ok === states.length) return { state: OK, word: "connected", why: "" };
+  const first = states.find((found) => found.state !== OK);
+  if (ok > 0 || states.some((found) => found.state === WARNING)) {
+    return { state: WARNING, word: ok > 0 && states.length > 1 ? `${ok} of ${states.length} gateways` : "problem", why: first.why };
+  }
+  return { ...first };
+}
+
+/** The state of an object by its conditions. */
+export function ofObject(object) {
+  if (!object) return { state: FAILED, word: "missing", why: "it does not exist" };
+  const problem = complaint(object);
+  if (problem) return { state: FAILED, word: problem.reason || problem.type, why: problem.message };
+  const ready = condition(object, "Ready");
+  return ready ? { state: OK, word: "ready", why: "" } : { state: UNKNOWN, word: "not judged yet", why: "" };
+}

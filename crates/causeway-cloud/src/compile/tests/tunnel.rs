@@ -1,0 +1,188 @@
+//! Layer 3 in compiled netmaps: peers, networks, communities, and what a gateway is not told.
+
+use causeway_api::layer3::{TunnelRecord, show_key};
+use causeway_netmap::{IpProtocol, PortRule, TunnelCipher, TunnelKey};
+
+use super::*;
+
+/// Berlin and Oslo are members of `north`; Rome is a member of `south` with a plain WireGuard peer. All have keys.
+fn objects() -> ObjectSet {
+    let site = |name, subnets: &[&str]| object(Kind::ESite, name, json!({"subnets": subnets}));
+    let gateway = |name, site, subnets: &[&str]| {
+        object(Kind::EGateway, name, json!({"eSiteName": site, "subnets": subnets}))
+    };
+    let mut objects: ObjectSet = [
+        site("berlin", &["10.1.0.0/24"]),
+        site("oslo", &["10.2.0.0/24", "fd00:2::/64"]),
+        site("rome", &["10.3.0.0/24"]),
+        site("office", &["10.4.0.0/24"]),
+        gateway("berlin-1", "berlin", &[]),
+        gateway("oslo-1", "oslo", &["10.20.1.0/24"]),
+        gateway("oslo-2", "oslo", &["10.20.2.0/24"]),
+        gateway("rome-1", "rome", &[]),
+        object(
+            Kind::EGateway,
+            "office-1",
+            json!({"eSiteName": "office", "publicKey": show_key(&[9; 32]), "endpoint": "203.0.113.9:51820"}),
+        ),
+        object(Kind::ECommunity, "north", json!({"members": ["oslo", "berlin"]})),
+        object(
+            Kind::ECommunity,
+            "south",
+            json!({"members": ["rome", "office"], "ePolicys": ["ssh", "missing"]}),
+        ),
+        object(Kind::EPolicy, "ssh", json!({"allowedServers": ["Clerk"], "ports": ["tcp/22", "icmp"]})),
+        object(Kind::EServer, "Clerk", json!({"eSiteName": "office", "ip": "10.4.0.7"})),
+    ]
+    .into_iter()
+    .collect();
+    for (number, name) in (1..).zip(["berlin-1", "oslo-1", "oslo-2", "rome-1"]) {
+        objects.layer3.tunnels.insert(name.into(), record(number, number != 4));
+    }
+    objects
+}
+
+fn record(key: u8, aes: bool) -> TunnelRecord {
+    TunnelRecord {
+        public_key: show_key(&[key; 32]),
+        port: 7446,
+        aes,
+        addresses: vec![format!("192.0.2.{key}").parse().unwrap()],
+        since: i64::from(key),
+        ..TunnelRecord::default()
+    }
+}
+
+fn peers(objects: &ObjectSet, gateway: &str) -> Vec<String> {
+    let view = view(objects, gateway);
+    let networks =
+        |networks: &[ipnet::IpNet]| networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    view.tunnel_peers.values().map(|peer| format!("{} {}", peer.gateway, networks(&peer.networks))).collect()
+}
+
+fn own(objects: &ObjectSet, gateway: &str) -> Vec<String> {
+    let gateway = view(objects, gateway).gateway.unwrap();
+    gateway.tunnel_networks.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn peers_are_the_gateways_of_sites_that_share_a_community() {
+    let objects = objects();
+    assert_eq!(
+        peers(&objects, "berlin-1"),
+        ["oslo-1 10.2.0.0/24,10.20.1.0/24,fd00:2::/64", "oslo-2 10.20.2.0/24"]
+    );
+    assert_eq!(peers(&objects, "oslo-1"), ["berlin-1 10.1.0.0/24"]);
+    assert_eq!(peers(&objects, "oslo-2"), ["berlin-1 10.1.0.0/24"], "it has networks of its own");
+    assert_eq!(peers(&objects, "rome-1"), ["office-1 10.4.0.0/24"]);
+    assert_eq!(own(&objects, "oslo-1"), ["10.2.0.0/24", "10.20.1.0/24", "fd00:2::/64"]);
+    assert_eq!(own(&objects, "oslo-2"), ["10.20.2.0/24"]);
+    let text = format!("{:?}", view(&objects, "berlin-1"));
+    for foreign in ["rome", "office", "10.3.0", "10.4.0", "south", "Clerk"] {
+        assert!(!text.contains(foreign), "berlin is told about {foreign}: {text}");
+    }
+}
+
+#[test]
+fn the_subnets_of_a_site_move_with_its_active_gateway() {
+    let objects = objects();
+    let active: ActiveGateways = [("oslo".to_owned(), "oslo-2".to_owned())].into();
+    let entries = compile(&objects, &active, "berlin-1").unwrap();
+    let view = NetmapView::decode(&Netmap::build(Generation::default(), entries, None).unwrap());
+    let networks = |name: &str| view.tunnel_peers.get(name).unwrap().networks.len();
+    assert_eq!((networks("oslo-1"), networks("oslo-2")), (1, 3));
+}
+
+#[test]
+fn a_peer_has_its_key_its_endpoints_and_the_cipher_that_both_can() {
+    let objects = objects();
+    let north = view(&objects, "berlin-1");
+    let oslo = north.tunnel_peers.get("oslo-1").unwrap();
+    assert_eq!((oslo.public_key, oslo.cipher), (TunnelKey([2; 32]), TunnelCipher::Aes256Gcm));
+    assert_eq!(
+        (oslo.endpoints.as_slice(), oslo.plain_wireguard),
+        (&["192.0.2.2:7446".to_owned()][..], false)
+    );
+    let south = view(&objects, "rome-1");
+    let office = south.tunnel_peers.get("office-1").unwrap();
+    assert_eq!((office.public_key, office.cipher), (TunnelKey([9; 32]), TunnelCipher::ChaCha20Poly1305));
+    assert_eq!(
+        (office.endpoints.as_slice(), office.plain_wireguard),
+        (&["203.0.113.9:51820".to_owned()][..], true)
+    );
+    let mut objects = objects;
+    objects.layer3.tunnels.insert("oslo-1".into(), record(2, false));
+    let cipher = |objects: &ObjectSet| view(objects, "berlin-1").tunnel_peers.get("oslo-1").unwrap().cipher;
+    assert_eq!(cipher(&objects), TunnelCipher::ChaCha20Poly1305, "only one of them has AES");
+    objects.layer3.tunnels.remove("oslo-1");
+    assert_eq!(peers(&objects, "berlin-1"), ["oslo-2 10.20.2.0/24"], "without a key it is no peer");
+}
+
+#[test]
+fn a_key_that_two_gateways_claim_stays_with_the_older() {
+    let mut objects = objects();
+    objects.layer3.tunnels.insert("oslo-2".into(), TunnelRecord { since: 99, ..record(1, true) });
+    assert_eq!(peers(&objects, "berlin-1"), ["oslo-1 10.2.0.0/24,10.20.1.0/24,fd00:2::/64"]);
+    assert_eq!(peers(&objects, "oslo-2"), [""; 0], "it has no peers of its own either");
+}
+
+#[test]
+fn a_community_with_policies_brings_them_and_the_hosts_they_name() {
+    let objects = objects();
+    let north = view(&objects, "berlin-1");
+    assert_eq!(north.communities.get("north").unwrap().policies, None);
+    let south = view(&objects, "rome-1");
+    let community = south.communities.get("south").unwrap();
+    assert_eq!(community.policies, Some(vec!["missing".into(), "ssh".into()]));
+    assert_eq!(community.members, ["office".into(), "rome".into()]);
+    let ssh = south.policies.get("ssh").unwrap();
+    assert_eq!(
+        ssh.ports,
+        [
+            PortRule { protocol: IpProtocol::Tcp, first: 22, last: 22 },
+            PortRule { protocol: IpProtocol::Icmp, first: 0, last: u16::MAX }
+        ]
+    );
+    assert!(ssh.allows(&"office".into(), Some(&"Clerk".into())));
+    assert!(!south.policies.get("missing").unwrap().allows(&"office".into(), Some(&"Clerk".into())));
+    let ip = |text: &str| text.parse().unwrap();
+    assert_eq!(south.remote_subject_at(ip("10.4.0.7")).unwrap().server.as_str(), "Clerk");
+    assert!(south.subject_at(ip("10.4.0.7")).is_none());
+}
+
+#[test]
+fn mapped_networks_are_on_the_wire_and_hosts_are_known_by_them() {
+    let mut objects = objects();
+    let mapped = json!([{"subnet": "10.4.0.0/24", "as": "100.64.4.0/24"}]);
+    objects.insert(object(
+        Kind::ESite,
+        "office",
+        json!({"subnets": ["10.4.0.0/24"], "mappedSubnets": mapped}),
+    ));
+    assert_eq!(peers(&objects, "rome-1"), ["office-1 100.64.4.0/24"]);
+    let south = view(&objects, "rome-1");
+    assert!(south.remote_subject_at("100.64.4.7".parse().unwrap()).is_some());
+    let mapped = json!([{"subnet": "10.1.0.0/24", "as": "100.64.1.0/24"}]);
+    objects.insert(object(
+        Kind::ESite,
+        "berlin",
+        json!({"subnets": ["10.1.0.0/24"], "mappedSubnets": mapped}),
+    ));
+    let gateway = view(&objects, "berlin-1").gateway.unwrap();
+    assert_eq!(gateway.tunnel_networks, ["10.1.0.0/24".parse().unwrap()]);
+    let shown: Vec<String> =
+        gateway.mappings.iter().map(|mapping| format!("{} {}", mapping.subnet, mapping.seen_as)).collect();
+    assert_eq!(shown, ["10.1.0.0/24 100.64.1.0/24"]);
+    assert_eq!(peers(&objects, "oslo-1"), ["berlin-1 100.64.1.0/24"]);
+}
+
+#[test]
+fn a_translated_exposure_is_in_no_netmap() {
+    let mut objects = super::objects();
+    assert_eq!(view(&objects, "oslo-gw").presences.len(), 1);
+    let translated =
+        json!({"eServiceName": "Camera", "eSites": ["oslo"], "ePolicys": ["watchers"], "mode": "translate"});
+    objects.insert(object(Kind::ServiceExpose, "camera", translated));
+    assert_eq!(view(&objects, "oslo-gw").presences.len(), 0);
+    assert_eq!(view(&objects, "berlin-gw").services.len(), 0);
+}

@@ -1,0 +1,123 @@
+//! Layer 3 in the netmap of a gateway: its own networks, its peers and its communities.
+//!
+//! Peers of a gateway are the gateways of sites that share a community with its site. A gateway is told nothing
+//! of other sites. The subnets of a site belong to its active gateway, those of an EGateway to that gateway.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use causeway_api::layer3::{SiteNetwork, routable, site_networks};
+use causeway_api::{ECommunity, EGateway, ObjectSet};
+use causeway_netmap::{
+    CommunityEntry, GatewayEntry, NetmapEntry, PrefixMapping, TunnelCipher, TunnelKey, TunnelPeerEntry,
+};
+use ipnet::IpNet;
+
+use super::{Draft, sorted};
+use crate::replicas::ActiveGateways;
+
+/// Returns the gateway that has the subnets of a site: the active one, or while none is stored, the one with the
+/// highest priority, then the first by name.
+pub fn owner_of<'a>(objects: &'a ObjectSet, active: &ActiveGateways, site: &str) -> Option<&'a EGateway> {
+    let stored = active.get(site).and_then(|name| objects.gateway(name));
+    let first = || {
+        objects.gateways_at(site).min_by_key(|gateway| (Reverse(gateway.priority), &gateway.metadata.name))
+    };
+    stored.filter(|gateway| gateway.e_site_name == site).or_else(first)
+}
+
+impl<'a> Draft<'a> {
+    /// Adds layer 3. `own` is the entry of the gateway itself.
+    pub(super) fn tunnel(&mut self, active: &ActiveGateways, gateway: &EGateway, own: &mut GatewayEntry) {
+        let communities: Vec<&ECommunity> = self.objects.communities_of(self.site).collect();
+        let name = gateway.metadata.name.as_str();
+        let is_owner =
+            owner_of(self.objects, active, self.site).is_some_and(|owner| owner.metadata.name == name);
+        let is_own = |network: &SiteNetwork<'_>| network.gateway.map_or(is_owner, |gateway| gateway == name);
+        let networks: Vec<SiteNetwork<'_>> =
+            site_networks(self.objects, self.site).into_iter().filter(is_own).collect();
+        // A standby gateway without networks of its own carries nothing.
+        if communities.is_empty() || (networks.is_empty() && !is_owner) {
+            return;
+        }
+        let real: BTreeSet<IpNet> = networks.iter().map(|network| network.real).collect();
+        let mapped = networks.iter().filter(|network| network.real != network.wire);
+        let mapped: BTreeSet<PrefixMapping> =
+            mapped.map(|network| PrefixMapping { subnet: network.real, seen_as: network.wire }).collect();
+        own.tunnel_networks = real.into_iter().collect();
+        own.mappings = mapped.into_iter().collect();
+        // The other gateway keeps the key, and with it the peers.
+        if self.objects.key_keeper(name).is_none() {
+            self.peers(active, name);
+        }
+        for community in communities {
+            self.community(community);
+        }
+    }
+
+    fn peers(&mut self, active: &ActiveGateways, name: &str) {
+        let mut behind: BTreeMap<&str, BTreeSet<IpNet>> = BTreeMap::new();
+        for network in routable(self.objects, self.site, self.objects.neighbours(self.site)) {
+            let owner = match network.gateway {
+                Some(gateway) => Some(gateway),
+                None => {
+                    owner_of(self.objects, active, network.site).map(|owner| owner.metadata.name.as_str())
+                }
+            };
+            if let Some(owner) = owner {
+                behind.entry(owner).or_default().insert(network.wire);
+            }
+        }
+        for (peer, networks) in behind {
+            let entry = self.objects.gateway(peer).and_then(|object| self.peer(name, object, networks));
+            self.facts.extend(entry.map(NetmapEntry::TunnelPeer));
+        }
+    }
+
+    /// None: the peer has no key of its own.
+    fn peer(&self, name: &str, peer: &EGateway, networks: BTreeSet<IpNet>) -> Option<TunnelPeerEntry> {
+        let peer_name = peer.metadata.name.as_str();
+        let public_key = self.objects.tunnel_key(peer_name).map(TunnelKey)?;
+        if self.objects.key_keeper(peer_name).is_some() {
+            return None;
+        }
+        let tunnels = &self.objects.layer3.tunnels;
+        let has_aes = |name: &str| tunnels.get(name).is_some_and(|record| record.aes);
+        let is_plain = peer.is_plain_wireguard();
+        let endpoints = match (is_plain, tunnels.get(peer_name)) {
+            (true, _) => vec![peer.endpoint.clone()],
+            (false, Some(record)) if !record.endpoints.is_empty() => record.endpoints.clone(),
+            (false, Some(record)) => {
+                let socket = |ip: &std::net::IpAddr| std::net::SocketAddr::new(*ip, record.port).to_string();
+                record.addresses.iter().map(socket).collect()
+            }
+            (false, None) => Vec::new(),
+        };
+        Some(TunnelPeerEntry {
+            gateway: peer_name.into(),
+            site: peer.e_site_name.as_str().into(),
+            public_key,
+            cipher: match !is_plain && has_aes(name) && has_aes(peer_name) {
+                true => TunnelCipher::Aes256Gcm,
+                false => TunnelCipher::ChaCha20Poly1305,
+            },
+            endpoints,
+            networks: networks.into_iter().collect(),
+            plain_wireguard: is_plain,
+            relay: peer.relay && !is_plain,
+        })
+    }
+
+    fn community(&mut self, community: &'a ECommunity) {
+        let members = sorted(&community.members);
+        let policies = community.e_policys.as_ref().map(sorted);
+        for policy in policies.iter().flatten() {
+            members.iter().for_each(|member| self.refer(policy, member));
+        }
+        self.facts.push(NetmapEntry::Community(CommunityEntry {
+            name: community.metadata.name.as_str().into(),
+            members: members.into_iter().map(Into::into).collect(),
+            policies: policies.map(|policies| policies.into_iter().map(Into::into).collect()),
+        }));
+    }
+}

@@ -1,6 +1,0 @@
-//! Behaviour that all listeners of the process share.
-
-use std::time::Duration;
-
-/// The pause after a failed accept. It fails when the process has no free file descriptor, and would fail again at once.
-pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

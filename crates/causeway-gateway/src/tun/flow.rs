@@ -1,0 +1,334 @@
+//! The flows that cross this gateway: judged at their first packet, counted, and ended.
+//!
+//! Input: packets as keys, the time, netmaps. Output: where a packet goes, or why not. Addresses are those on the
+//! wire, except where a name says `real`. A flow is one entry for both directions, because a key names the local
+//! and the remote end, not source and destination. Bounded; records are made by `worker`.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::admission::{FlowRefusal, FlowRight, FlowStart};
+use super::packet::{self, Fragment, ParsedPacket, TcpHeader, Transport};
+use super::shares::{FlowShares, ShareId};
+use super::translate::{Direction, PrefixTable};
+
+/// Flows at the same time: an entry has about 200 bytes.
+pub const FLOWS_MAX: usize = 65_536;
+/// Fragmented packets whose first fragment was seen.
+const FRAGMENTS_MAX: usize = 4096;
+/// RFC 8200, 4.5: reassembly is given up after 60 seconds.
+const FRAGMENT_LIFETIME: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FlowKey {
+    pub protocol: u8,
+    pub local: IpAddr,
+    pub remote: IpAddr,
+    pub local_port: u16,
+    pub remote_port: u16,
+}
+
+/// A flow that may cross.
+#[derive(Debug)]
+pub struct Flow {
+    pub key: FlowKey,
+    /// The slot of the peer behind which the remote end is.
+    pub peer: usize,
+    pub start: FlowStart,
+    pub right: FlowRight,
+    pub began: SystemTime,
+    pub begun: Instant,
+    pub last: Instant,
+    pub outbound: Traffic,
+    pub inbound: Traffic,
+    closing: Closing,
+    share: Option<ShareId>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Traffic {
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct Closing {
+    fin_outbound: bool,
+    fin_inbound: bool,
+    reset: bool,
+}
+
+/// Why a flow ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FlowEnd {
+    Done,
+    Reset,
+    Idle,
+    Revoked,
+    Stopped,
+}
+
+/// A packet as the table looks it up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lookup {
+    Flow(FlowKey),
+    /// A later fragment, known by the first one.
+    Fragment(FragmentKey),
+    /// An ICMP error about a packet of this flow.
+    Related(FlowKey),
+    /// An ICMP message that has no meaning between sites.
+    Unrelated,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FragmentKey {
+    direction: Direction,
+    local: IpAddr,
+    remote: IpAddr,
+    protocol: u8,
+    id: u32,
+}
+
+pub struct FlowTable {
+    flows: HashMap<FlowKey, Flow>,
+    fragments: HashMap<FragmentKey, (FlowKey, Instant)>,
+    shares: FlowShares,
+    flows_max: usize,
+}
+
+/// Returns how a packet is looked up, before its translation.
+pub fn lookup(bytes: &[u8], packet: &ParsedPacket, direction: Direction, mappings: &PrefixTable) -> Lookup {
+    let (local, remote) = match direction {
+        Direction::Outbound => (mappings.to_outside(packet.source), packet.destination),
+        Direction::Inbound => (packet.destination, packet.source),
+    };
+    let key = |ports: (u16, u16)| {
+        let (local_port, remote_port) = match direction {
+            Direction::Outbound => ports,
+            Direction::Inbound => (ports.1, ports.0),
+        };
+        Lookup::Flow(FlowKey { protocol: packet.protocol, local, remote, local_port, remote_port })
+    };
+    if let Fragment::Later { id } = packet.fragment {
+        return Lookup::Fragment(FragmentKey { direction, local, remote, protocol: packet.protocol, id });
+    }
+    match packet.transport {
+        Transport::Tcp(tcp) => key((tcp.source, tcp.destination)),
+        Transport::Udp { source, destination } => key((source, destination)),
+        Transport::Echo { request, id } => key(echo_ports(request, id)),
+        Transport::Opaque => key((0, 0)),
+        Transport::IcmpOther { .. } => Lookup::Unrelated,
+        Transport::IcmpError { .. } => {
+            related(bytes, packet, direction, mappings).unwrap_or(Lookup::Unrelated)
+        }
+    }
+}
+
+/// The ports of an echo message: the identifier stands at the end that asks. A request of the other end with the same
+/// identifier therefore belongs to another flow, and is judged as one that the other end begins.
+fn echo_ports(request: bool, id: u16) -> (u16, u16) {
+    if request { (id, 0) } else { (0, id) }
+}
+
+/// The flow of the packet that an ICMP error quotes: it went the other way.
+fn related(
+    bytes: &[u8],
+    packet: &ParsedPacket,
+    direction: Direction,
+    mappings: &PrefixTable,
+) -> Option<Lookup> {
+    let quoted = bytes.get(packet::quoted_at(packet)..packet.length)?;
+    let inner = packet::parse_quoted(quoted).ok()?;
+    let (source, destination) = match inner.transport {
+        Transport::Tcp(tcp) => (tcp.source, tcp.destination),
+        Transport::Udp { source, destination } => (source, destination),
+        Transport::Echo { request, id } => echo_ports(request, id),
+        Transport::Opaque if matches!(inner.fragment, Fragment::Later { .. }) => return None,
+        Transport::Opaque => (0, 0),
+        _ => return None,
+    };
+    let (remote, local, local_port, remote_port) = match direction {
+        Direction::Inbound => (inner.destination, inner.source, source, destination),
+        Direction::Outbound => (inner.source, mappings.to_outside(inner.destination), destination, source),
+    };
+    Some(Lookup::Related(FlowKey { protocol: inner.protocol, local, remote, local_port, remote_port }))
+}
+
+/// Returns the port at the end that did not begin.
+pub fn target_port(key: &FlowKey, direction: Direction) -> u16 {
+    match (key.protocol, direction) {
+        (packet::TCP | packet::UDP, Direction::Outbound) => key.remote_port,
+        (packet::TCP | packet::UDP, Direction::Inbound) => key.local_port,
+        _ => 0,
+    }
+}
+
+impl FlowTable {
+    pub fn new(flows_max: usize) -> FlowTable {
+        FlowTable {
+            flows: HashMap::new(),
+            fragments: HashMap::new(),
+            shares: FlowShares::default(),
+            flows_max,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    pub fn get_mut(&mut self, key: &FlowKey) -> Option<&mut Flow> {
+        self.flows.get_mut(key)
+    }
+
+    /// Enters a flow that was judged.
+    pub fn begin(
+        &mut self,
+        key: FlowKey,
+        peer: usize,
+        start: FlowStart,
+        right: FlowRight,
+        now: Instant,
+        began: SystemTime,
+    ) -> Result<&mut Flow, FlowRefusal> {
+        if self.flows.len() >= self.flows_max {
+            return Err(FlowRefusal::Full);
+        }
+        let (outbound, inbound) = (Traffic::default(), Traffic::default());
+        let closing = Closing::default();
+        // The gateway of the host that begins enforces the limits.
+        let share = match start.direction {
+            Direction::Outbound => self.shares.enter(&right, now).map_err(|_| FlowRefusal::Limit)?,
+            Direction::Inbound => None,
+        };
+        let flow =
+            Flow { key, peer, start, right, began, begun: now, last: now, outbound, inbound, closing, share };
+        Ok(self.flows.entry(key).or_insert(flow))
+    }
+
+    /// Takes the bytes of a packet from the share of its flow. False: it is over the limit.
+    pub fn take(&mut self, key: &FlowKey, direction: Direction, bytes: usize, now: Instant) -> bool {
+        let Some(flow) = self.flows.get(key) else { return true };
+        self.shares.take(flow.share, flow.start.direction == direction, bytes, now)
+    }
+
+    /// Forgets the limits of subjects without flows.
+    pub fn sweep_shares(&mut self) {
+        self.shares.sweep();
+    }
+
+    /// Remembers the flow of a fragmented packet by its first fragment.
+    pub fn note_fragment(&mut self, id: u32, direction: Direction, key: FlowKey, now: Instant) {
+        if self.fragments.len() >= FRAGMENTS_MAX {
+            self.fragments.retain(|_, (_, seen)| now.duration_since(*seen) < FRAGMENT_LIFETIME);
+        }
+        if self.fragments.len() < FRAGMENTS_MAX {
+            let FlowKey { local, remote, protocol, .. } = key;
+            self.fragments.insert(FragmentKey { direction, local, remote, protocol, id }, (key, now));
+        }
+    }
+
+    /// Returns the flow of a later fragment.
+    pub fn of_fragment(&self, key: &FragmentKey) -> Option<FlowKey> {
+        self.fragments.get(key).map(|(key, _)| *key)
+    }
+
+    /// Removes flows that ended, and calls `ended` for each.
+    pub fn expire(&mut self, now: Instant, mut ended: impl FnMut(Flow, FlowEnd)) {
+        self.fragments.retain(|_, (_, seen)| now.duration_since(*seen) < FRAGMENT_LIFETIME);
+        let due = self.flows.iter().filter_map(|(key, flow)| Some((*key, flow.end_at(now)?)));
+        for (key, end) in due.collect::<Vec<_>>() {
+            if let Some(flow) = self.flows.remove(&key) {
+                self.shares.leave(flow.share);
+                ended(flow, end);
+            }
+        }
+    }
+
+    /// Judges all flows again, and removes those that are no longer allowed. `judge` may also change the peer.
+    pub fn judge(
+        &mut self,
+        mut judge: impl FnMut(&mut Flow) -> Result<FlowRight, FlowRefusal>,
+        mut ended: impl FnMut(Flow, FlowEnd),
+    ) {
+        let mut revoked = Vec::new();
+        for (key, flow) in &mut self.flows {
+            match judge(flow) {
+                Ok(right) => flow.right = right,
+                Err(_) => revoked.push(*key),
+            }
+        }
+        for key in revoked {
+            if let Some(flow) = self.flows.remove(&key) {
+                self.shares.leave(flow.share);
+                ended(flow, FlowEnd::Revoked);
+            }
+        }
+    }
+
+    /// Ends all flows.
+    pub fn stop(&mut self, mut ended: impl FnMut(Flow, FlowEnd)) {
+        self.flows.drain().for_each(|(_, flow)| ended(flow, FlowEnd::Stopped));
+    }
+}
+
+impl Flow {
+    /// Returns whether the flow has limits.
+    pub fn is_limited(&self) -> bool {
+        self.share.is_some()
+    }
+
+    /// Counts a packet or frame, and follows the closing of a TCP connection.
+    pub fn count(
+        &mut self,
+        direction: Direction,
+        bytes: usize,
+        packets: u64,
+        transport: &Transport,
+        now: Instant,
+    ) {
+        let traffic = match direction {
+            Direction::Outbound => &mut self.outbound,
+            Direction::Inbound => &mut self.inbound,
+        };
+        traffic.packets += packets;
+        traffic.bytes += bytes as u64;
+        self.last = now;
+        if let Transport::Tcp(tcp) = transport {
+            match direction {
+                Direction::Outbound => self.closing.fin_outbound |= tcp.flags & TcpHeader::FIN != 0,
+                Direction::Inbound => self.closing.fin_inbound |= tcp.flags & TcpHeader::FIN != 0,
+            }
+            self.closing.reset |= tcp.flags & TcpHeader::RST != 0;
+            if tcp.flags & TcpHeader::SYN != 0 {
+                self.closing = Closing::default();
+            }
+        }
+    }
+
+    fn end_at(&self, now: Instant) -> Option<FlowEnd> {
+        let Closing { fin_outbound, fin_inbound, reset } = self.closing;
+        let (limit, end) = match self.key.protocol {
+            // The last acknowledgement, and repeated segments.
+            packet::TCP if reset => (Duration::from_secs(2), FlowEnd::Reset),
+            packet::TCP if fin_outbound && fin_inbound => (Duration::from_secs(10), FlowEnd::Done),
+            // RFC 5382, REQ-5.
+            packet::TCP => (Duration::from_secs(7440), FlowEnd::Idle),
+            // RFC 4787, REQ-5: at least two minutes.
+            packet::UDP => (Duration::from_secs(180), FlowEnd::Idle),
+            // RFC 5508, REQ-1.
+            packet::ICMP | packet::ICMPV6 => (Duration::from_secs(60), FlowEnd::Done),
+            _ => (Duration::from_secs(600), FlowEnd::Idle),
+        };
+        (now.duration_since(self.last) >= limit).then_some(end)
+    }
+}
+
+#[cfg(test)]
+#[path = "flow/tests.rs"]
+mod tests;

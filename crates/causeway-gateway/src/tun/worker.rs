@@ -1,0 +1,292 @@
+//! The thread that forwards packets: device to socket, socket to device, timers, and new plans.
+//!
+//! One plain thread without a runtime. Outbound: a frame is looked up, translated, clamped, cut, sealed into a train
+//! and sent. Inbound: trains are received, opened in place, looked up, translated, joined and written. No allocation,
+//! lock or hand-over between threads per packet; packets that ride the channel take a queue.
+
+mod admit;
+mod inbound;
+mod outbound;
+pub mod peers;
+mod records;
+mod train;
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::counters::{DropReason, TunnelCounters};
+use super::device::TunDevice;
+use super::flow::{FLOWS_MAX, FlowTable};
+use super::join::{FrameSink, Joiner};
+use super::noise::{MacKeys, StaticKeys};
+use super::offload::FrameHeader;
+use super::plan::ForwardPlan;
+use super::reply::REPLY_MAX;
+use super::socket::{ReceiveBatch, TunnelSocket};
+use super::{TunnelShared, TunnelState};
+use peers::{PeerPath, PeerTable};
+use train::Train;
+
+/// Time between timers. Retries of probes are the finest of them.
+const TICK: Duration = Duration::from_millis(100);
+/// Time between timers while no peer has a session.
+const IDLE_TICK: Duration = Duration::from_secs(1);
+const PUBLISH_PERIOD: Duration = Duration::from_secs(1);
+/// Batches that are received before the joined frames are written, and frames that are read before the other side
+/// gets a turn.
+const ROUNDS_MAX: usize = 4;
+const FRAMES_MAX: usize = 32;
+
+pub struct Worker {
+    shared: Arc<TunnelShared>,
+    device: TunDevice,
+    socket: TunnelSocket,
+    keys: StaticKeys,
+    macs: MacKeys,
+    plan: Arc<ForwardPlan>,
+    peers: PeerTable,
+    flows: FlowTable,
+    joiner: Joiner,
+    train: Train,
+    frame: Vec<u8>,
+    batch: Option<ReceiveBatch>,
+    counters: TunnelCounters,
+    published: TunnelCounters,
+    mtu_max: usize,
+    /// The secret of cookies, and when it was made.
+    cookie_secret: ([u8; 32], Instant),
+    /// Initiations since the last second began, for the decision whether this gateway is under load.
+    initiations: (u32, Instant),
+    /// Answers that are left for this second.
+    replies: u32,
+}
+
+/// ICMP errors and resets per second.
+const REPLIES_PER_SECOND: u32 = 1000;
+
+impl Worker {
+    pub fn new(
+        shared: Arc<TunnelShared>,
+        device: TunDevice,
+        socket: TunnelSocket,
+        keys: StaticKeys,
+        mtu: usize,
+    ) -> Worker {
+        let offloads = device.offloads();
+        let now = Instant::now();
+        Worker {
+            macs: MacKeys::of(keys.public()),
+            joiner: Joiner::new(offloads.tcp, offloads.udp),
+            train: Train::new(socket.cuts_trains()),
+            plan: Arc::default(),
+            peers: PeerTable::default(),
+            flows: FlowTable::new(FLOWS_MAX),
+            frame: vec![0; 65_536 + FrameHeader::BYTES],
+            batch: Some(ReceiveBatch::default()),
+            counters: TunnelCounters::default(),
+            published: TunnelCounters::default(),
+            mtu_max: mtu,
+            cookie_secret: ([0; 32], now),
+            initiations: (0, now),
+            replies: REPLIES_PER_SECOND,
+            shared,
+            device,
+            socket,
+            keys,
+        }
+    }
+
+    /// Forwards until told to stop.
+    pub fn run(mut self) -> io::Result<()> {
+        random(&mut self.cookie_secret.0);
+        let (mut next_tick, mut next_publish) = (Instant::now(), Instant::now());
+        while !self.shared.is_stopping() {
+            self.follow_plan();
+            let tick = if self.peers.iter().next().is_some() { TICK } else { IDLE_TICK };
+            self.wait(next_tick)?;
+            let now = Instant::now();
+            self.receive(now);
+            self.send(now)?;
+            self.take_carried(now);
+            if now >= next_tick {
+                self.handle_time(now);
+                next_tick = now + tick;
+            }
+            if now >= next_publish {
+                self.publish(now);
+                next_publish = now + PUBLISH_PERIOD;
+            }
+        }
+        let (now, plan, context) = (Instant::now(), self.plan.clone(), self.shared.context.clone());
+        self.flows.stop(|flow, end| context.audit.record(records::of_end(&plan.view, &flow, end, now)));
+        Ok(())
+    }
+
+    fn wait(&self, until: Instant) -> io::Result<()> {
+        let timeout = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let (device, socket) =
+            (PollFd::new(&self.device, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN));
+        let polled = match self.shared.wake.file() {
+            Some(wake) => poll(&mut [device, socket, PollFd::new(wake, PollFlags::IN)], Some(&timeout)),
+            None => poll(&mut [device, socket], Some(&timeout)),
+        };
+        match polled {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if self.shared.take_wake() {
+            self.shared.wake.clear();
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, now: Instant) {
+        let Some(mut batch) = self.batch.take() else { return };
+        for _ in 0..ROUNDS_MAX {
+            let count = self.socket.receive(&mut batch).unwrap_or(0);
+            for index in 0..count {
+                let (received, bytes) = batch.train(index);
+                for message in bytes.chunks_mut(received.segment.max(1)) {
+                    self.handle_message(message, inbound::Origin::Address(received.from), now);
+                }
+            }
+            if count == 0 {
+                break;
+            }
+        }
+        self.batch = Some(batch);
+        self.joiner.flush(&mut self.device);
+        self.flush_train();
+        let refusals = self.device.take_refusals();
+        self.counters.dropped[DropReason::Device as usize] += refusals.frames;
+        if refusals.segments {
+            self.joiner.disable();
+            tracing::warn!(
+                "the TUN device refuses frames with several segments: the tunnel writes packets one by one"
+            );
+        }
+    }
+
+    /// An error: the device is gone.
+    fn send(&mut self, now: Instant) -> io::Result<()> {
+        let mut frame = std::mem::take(&mut self.frame);
+        let mut result = Ok(());
+        for _ in 0..FRAMES_MAX {
+            match self.device.read(&mut frame) {
+                Ok(length) => self.handle_frame(&mut frame[..length], now),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        self.frame = frame;
+        self.flush_train();
+        result
+    }
+
+    fn take_carried(&mut self, now: Instant) {
+        while let Some((gateway, packet)) = self.shared.next_carried() {
+            if let Some(slot) = self.peers.by_name(&gateway) {
+                let mut message = packet.to_vec();
+                self.handle_message(&mut message, inbound::Origin::Channel(slot), now);
+            }
+        }
+        self.joiner.flush(&mut self.device);
+        self.flush_train();
+    }
+
+    /// Takes a new plan: peers come and go, and every flow is judged again.
+    fn follow_plan(&mut self) {
+        let plan = self.shared.plan.load();
+        if Arc::ptr_eq(&plan, &self.plan) {
+            return;
+        }
+        self.plan = plan.clone();
+        let now = Instant::now();
+        self.peers.follow(&self.plan, self.mtu_max, now);
+        let (plan, peers, context) = (&self.plan, &self.peers, &self.shared.context);
+        let judge = |flow: &mut super::flow::Flow| admit::judge_again(plan, peers, flow);
+        self.flows
+            .judge(judge, |flow, end| context.audit.record(records::of_end(&plan.view, &flow, end, now)));
+    }
+
+    fn handle_time(&mut self, now: Instant) {
+        for slot in 0..self.peers.slots() {
+            self.handle_peer_time(slot, now);
+        }
+        self.flush_train();
+        if now.duration_since(self.initiations.1) >= Duration::from_secs(1) {
+            self.initiations = (0, now);
+            self.replies = REPLIES_PER_SECOND;
+        }
+        if now.duration_since(self.cookie_secret.1) >= Duration::from_secs(120) {
+            random(&mut self.cookie_secret.0);
+            self.cookie_secret.1 = now;
+            self.flows.sweep_shares();
+        }
+    }
+
+    /// Writes an answer to a host of this site.
+    fn write_packet(&mut self, packet: &[u8]) {
+        let mut frame = [0; FrameHeader::BYTES + REPLY_MAX];
+        if let Some(room) = frame.get_mut(FrameHeader::BYTES..FrameHeader::BYTES + packet.len()) {
+            room.copy_from_slice(packet);
+            self.device.write_frame(&frame[..FrameHeader::BYTES + packet.len()]);
+        }
+    }
+
+    fn publish(&mut self, now: Instant) {
+        let (plan, context) = (self.plan.clone(), self.shared.context.clone());
+        self.flows
+            .expire(now, |flow, end| context.audit.record(records::of_end(&plan.view, &flow, end, now)));
+        let open = self.peers.iter().filter(|peer| peer.session.is_open(now)).count();
+        self.shared.metrics.publish(&self.published, &self.counters, self.flows.len(), open);
+        self.published = self.counters;
+        let mut state = TunnelState {
+            device: Some(self.device.name().to_owned()),
+            listen: self.socket.local_addr().ok(),
+            flows: self.flows.len(),
+            dropped: self.counters.dropped_by_reason(),
+            ..TunnelState::default()
+        };
+        for peer in self.peers.iter() {
+            state.peers.insert(peer.planned.entry.gateway.to_string(), peer.state(now));
+        }
+        self.shared.publish(state);
+    }
+}
+
+impl peers::Peer {
+    fn state(&self, now: Instant) -> super::TunnelPeerState {
+        super::TunnelPeerState {
+            endpoint: self.endpoint,
+            path: if self.session.is_open(now) { self.path } else { PeerPath::None },
+            last_handshake: self.session.last_handshake().and_then(|moment| {
+                let at = SystemTime::now().checked_sub(now.saturating_duration_since(moment))?;
+                Some(crate::audit::timestamp(at))
+            }),
+            rtt_us: self.monitor.round_trip().map(|time| time.as_micros() as u64),
+            mtu: self.mtu(),
+            sent: self.sent,
+            received: self.received,
+        }
+    }
+}
+
+/// Fills bytes with random ones.
+fn random(bytes: &mut [u8]) {
+    // The system's generator is seeded long before a gateway runs; without it a handshake fails as well.
+    let _ = aws_lc_rs::rand::fill(bytes);
+}
+
+fn random_index() -> u32 {
+    let mut bytes = [0; 4];
+    random(&mut bytes);
+    u32::from_le_bytes(bytes)
+}

@@ -1,0 +1,155 @@
+//! Finds the flow of a packet, or lets it begin.
+
+use std::time::{Instant, SystemTime};
+
+use super::peers::PeerTable;
+use crate::tun::admission::{self, FlowRefusal, FlowRight, FlowStart};
+use crate::tun::counters::DropReason;
+use crate::tun::flow::{Flow, FlowKey, FlowTable, Lookup, lookup, target_port};
+use crate::tun::packet::{Fragment, ParsedPacket, TcpHeader, Transport};
+use crate::tun::plan::ForwardPlan;
+use crate::tun::translate::Direction;
+
+/// A packet that is not forwarded.
+pub enum NotAdmitted {
+    Drop(DropReason),
+    /// It is answered and recorded.
+    Refuse {
+        refusal: FlowRefusal,
+        start: FlowStart,
+        client_port: u16,
+        peer: usize,
+    },
+}
+
+/// A packet on its way.
+pub struct Arrival<'packet> {
+    pub bytes: &'packet [u8],
+    pub packet: &'packet ParsedPacket,
+    pub direction: Direction,
+    /// Inbound: the peer that sent it.
+    pub from: Option<usize>,
+    /// Packets that a frame stands for.
+    pub count: u64,
+}
+
+/// Returns the peer of the packet's flow, and whether the flow is new.
+pub fn admit(
+    flows: &mut FlowTable,
+    plan: &ForwardPlan,
+    peers: &PeerTable,
+    arrival: &Arrival<'_>,
+    now: Instant,
+) -> Result<(usize, bool), NotAdmitted> {
+    let Arrival { bytes, packet, direction, from, count } = *arrival;
+    let key = match lookup(bytes, packet, direction, &plan.mappings) {
+        Lookup::Flow(key) => key,
+        Lookup::Fragment(fragment) => {
+            flows.of_fragment(&fragment).ok_or(NotAdmitted::Drop(DropReason::NoFlow))?
+        }
+        Lookup::Related(key) => {
+            let flow = flows.get_mut(&key).ok_or(NotAdmitted::Drop(DropReason::NoFlow))?;
+            return Ok((from.unwrap_or(flow.peer), false));
+        }
+        Lookup::Unrelated => return Err(NotAdmitted::Drop(DropReason::NoFlow)),
+    };
+    if let Fragment::First { id } = packet.fragment {
+        flows.note_fragment(id, direction, key, now);
+    }
+    let refused = |(refusal, start): (FlowRefusal, FlowStart), peer: usize| {
+        let client_port = match direction {
+            Direction::Outbound => key.local_port,
+            Direction::Inbound => key.remote_port,
+        };
+        NotAdmitted::Refuse { refusal, start, client_port, peer }
+    };
+    if let Some(flow) = flows.get_mut(&key) {
+        flow.peer = from.unwrap_or(flow.peer);
+        let (peer, is_limited) = (flow.peer, flow.is_limited());
+        // A reply follows its flow; a connection that the other end begins on the same ports is judged by itself.
+        if begins_connection(&packet.transport) && flow.start.direction != direction {
+            judge_start(plan, peers, &key, peer, direction).map_err(|refusal| refused(refusal, peer))?;
+        }
+        flow.count(direction, packet.length, count, &packet.transport, now);
+        if is_limited && !flows.take(&key, direction, packet.length, now) {
+            return Err(NotAdmitted::Drop(DropReason::Limit));
+        }
+        return Ok((peer, false));
+    }
+    if matches!(packet.fragment, Fragment::Later { .. })
+        || matches!(packet.transport, Transport::Echo { request: false, .. })
+    {
+        return Err(NotAdmitted::Drop(DropReason::NoFlow));
+    }
+    let peer = from.or_else(|| peers.towards(key.remote)).ok_or(NotAdmitted::Drop(DropReason::NoRoute))?;
+    let flow =
+        begin(flows, plan, peers, &key, peer, arrival, now).map_err(|refusal| refused(refusal, peer))?;
+    flow.count(direction, packet.length, count, &packet.transport, now);
+    Ok((peer, true))
+}
+
+/// Tells whether the packet is the first of a TCP connection: SYN without ACK (RFC 9293, 3.5).
+fn begins_connection(transport: &Transport) -> bool {
+    matches!(transport, Transport::Tcp(tcp) if tcp.flags & (TcpHeader::SYN | TcpHeader::ACK) == TcpHeader::SYN)
+}
+
+fn begin<'flows>(
+    flows: &'flows mut FlowTable,
+    plan: &ForwardPlan,
+    peers: &PeerTable,
+    key: &FlowKey,
+    peer: usize,
+    arrival: &Arrival<'_>,
+    now: Instant,
+) -> Result<&'flows mut Flow, (FlowRefusal, FlowStart)> {
+    let mut judged = judge_start(plan, peers, key, peer, arrival.direction);
+    // This gateway may have been restarted in the middle of a connection: a segment that does not begin one may
+    // belong to a connection that the other end began.
+    let is_reply = matches!(arrival.packet.transport, Transport::Tcp(_))
+        && !begins_connection(&arrival.packet.transport);
+    if judged.is_err() && is_reply {
+        let other = match arrival.direction {
+            Direction::Outbound => Direction::Inbound,
+            Direction::Inbound => Direction::Outbound,
+        };
+        judged = judge_start(plan, peers, key, peer, other).or(judged);
+    }
+    let (start, right) = judged?;
+    flows.begin(*key, peer, start, right, now, SystemTime::now()).map_err(|refusal| (refusal, start))
+}
+
+/// Judges a flow that begins in this direction.
+fn judge_start(
+    plan: &ForwardPlan,
+    peers: &PeerTable,
+    key: &FlowKey,
+    peer: usize,
+    direction: Direction,
+) -> Result<(FlowStart, FlowRight), (FlowRefusal, FlowStart)> {
+    let start = FlowStart {
+        direction,
+        local: plan.mappings.to_inside(key.local),
+        remote: key.remote,
+        protocol: key.protocol,
+        port: target_port(key, direction),
+    };
+    let entry = &peers.get(peer).ok_or((FlowRefusal::NoNetmap, start))?.planned.entry;
+    match admission::judge(&plan.view, &plan.own, entry, &start) {
+        Ok(right) => Ok((start, right)),
+        Err(refusal) => Err((refusal, start)),
+    }
+}
+
+/// Judges a flow by a new plan, and finds its peer again.
+pub fn judge_again(plan: &ForwardPlan, peers: &PeerTable, flow: &mut Flow) -> Result<FlowRight, FlowRefusal> {
+    flow.peer = peers.towards(flow.key.remote).ok_or(FlowRefusal::NoCommunity)?;
+    if !plan.is_own_on_wire(flow.key.local) {
+        return Err(FlowRefusal::NoCommunity);
+    }
+    let entry = &peers.get(flow.peer).ok_or(FlowRefusal::NoNetmap)?.planned.entry;
+    flow.start.local = plan.mappings.to_inside(flow.key.local);
+    admission::judge(&plan.view, &plan.own, entry, &flow.start)
+}
+
+#[cfg(test)]
+mod tests;

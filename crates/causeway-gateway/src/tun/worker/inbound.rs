@@ -1,0 +1,240 @@
+//! From the socket to the device.
+
+use std::net::SocketAddr;
+use std::time::{Instant, SystemTime};
+
+use super::admit::{Arrival, NotAdmitted, admit};
+use super::peers::PeerPath;
+use super::{Worker, records};
+use crate::tun::checksum::ChecksumState;
+use crate::tun::counters::DropReason;
+use crate::tun::mss;
+use crate::tun::noise::{self, COOKIE_REPLY, DATA, DATA_HEADER_BYTES, INITIATION, RESPONSE};
+use crate::tun::offload::FrameHeader;
+use crate::tun::packet;
+use crate::tun::path_monitor::ProbeMessage;
+use crate::tun::reply::{REPLY_MAX, ReplyReason, reply};
+use crate::tun::session::{OpenError, Opened};
+use crate::tun::translate::Direction;
+
+/// The way by which a message came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Origin {
+    Address(SocketAddr),
+    /// Over the channel, whose other end is this peer.
+    Channel(usize),
+}
+
+/// Initiations per second above which senders must prove their address by a cookie.
+const INITIATIONS_BEFORE_COOKIES: u32 = 100;
+
+impl Worker {
+    /// Takes a message of the wire.
+    pub(super) fn handle_message(&mut self, message: &mut [u8], origin: Origin, now: Instant) {
+        match message {
+            [DATA, 0, 0, 0, ..] => self.handle_data(message, origin, now),
+            [INITIATION, 0, 0, 0, ..] => self.handle_initiation(message, origin, now),
+            [RESPONSE, 0, 0, 0, ..] => self.handle_response(message, origin, now),
+            [COOKIE_REPLY, 0, 0, 0, ..] => {
+                let slot = noise::receiver_index(message).and_then(|index| self.peers.by_index(index));
+                if let Some(peer) = slot.and_then(|slot| self.peers.get_mut(slot)) {
+                    peer.session.handle_cookie(message, now);
+                }
+            }
+            _ => self.counters.drop(DropReason::NotAuthentic),
+        }
+    }
+
+    fn handle_initiation(&mut self, message: &[u8], origin: Origin, now: Instant) {
+        // No answer to strangers: the first MAC shows that the sender knows this gateway's key.
+        if message.len() != noise::INITIATION_BYTES || self.macs.check(message).is_err() {
+            return self.counters.drop(DropReason::NotAuthentic);
+        }
+        self.initiations.0 += 1;
+        if self.initiations.0 > INITIATIONS_BEFORE_COOKIES
+            && let Origin::Address(from) = origin
+        {
+            let cookie = noise::cookie_of(&self.cookie_secret.0, from.to_string().as_bytes());
+            if !self.macs.check_cookie(message, &cookie) {
+                let mut nonce = [0; 24];
+                super::random(&mut nonce);
+                if let Some(reply) = self.macs.cookie_reply(message, &cookie, nonce) {
+                    let _ = self.socket.send(from, &reply, reply.len());
+                }
+                return;
+            }
+        }
+        let Ok(initiation) = noise::read_initiation(&self.keys, message) else {
+            return self.counters.drop(DropReason::NotAuthentic);
+        };
+        let Some(slot) = self.peers.by_key(&initiation.peer) else {
+            return self.counters.drop(DropReason::NotAuthentic);
+        };
+        if matches!(origin, Origin::Channel(sender) if sender != slot) {
+            return self.counters.drop(DropReason::NotAuthentic);
+        }
+        let index = super::random_index();
+        let Some(peer) = self.peers.get_mut(slot) else { return };
+        let Some(response) = peer.session.handle_initiation(initiation, index, now) else {
+            return self.counters.drop(DropReason::Replayed);
+        };
+        self.peers.note_index(slot, index);
+        match origin {
+            Origin::Address(from) => {
+                let _ = self.socket.send(from, &response, response.len());
+            }
+            Origin::Channel(_) => {
+                if let Some(peer) = self.peers.get(slot) {
+                    self.shared.carrier.try_send(&peer.planned.entry.gateway, &response);
+                }
+            }
+        }
+    }
+
+    fn handle_response(&mut self, message: &[u8], origin: Origin, now: Instant) {
+        if message.len() != noise::RESPONSE_BYTES || self.macs.check(message).is_err() {
+            return self.counters.drop(DropReason::NotAuthentic);
+        }
+        let slot = noise::receiver_index(message).and_then(|index| self.peers.by_index(index));
+        let Some((slot, peer)) = slot.and_then(|slot| Some((slot, self.peers.get_mut(slot)?))) else {
+            return self.counters.drop(DropReason::NotAuthentic);
+        };
+        if !peer.session.handle_response(message, now) {
+            return self.counters.drop(DropReason::NotAuthentic);
+        }
+        self.counters.handshakes += 1;
+        self.note_origin(slot, origin, now);
+        let staged =
+            self.peers.get_mut(slot).map(|peer| std::mem::take(&mut peer.staged)).unwrap_or_default();
+        if staged.is_empty() {
+            // The responder uses the new keys only after a packet under them.
+            self.send_packet(slot, &[], now);
+        }
+        staged.iter().for_each(|packet| self.send_packet(slot, packet, now));
+        self.flush_train();
+    }
+
+    fn handle_data(&mut self, message: &mut [u8], origin: Origin, now: Instant) {
+        let slot = noise::receiver_index(message).and_then(|index| self.peers.by_index(index));
+        let Some((slot, peer)) = slot.and_then(|slot| Some((slot, self.peers.get_mut(slot)?))) else {
+            return self.counters.drop(DropReason::NotAuthentic);
+        };
+        let had_handshake = peer.session.last_handshake();
+        let opened = match peer.session.open(message, now) {
+            Ok(Opened::Packet(packet)) => packet.len(),
+            Ok(Opened::Keepalive) => 0,
+            Err(OpenError::Replayed) => return self.counters.drop(DropReason::Replayed),
+            Err(_) => return self.counters.drop(DropReason::NotAuthentic),
+        };
+        let is_new_session = peer.session.last_handshake() != had_handshake;
+        self.note_origin(slot, origin, now);
+        if is_new_session {
+            self.counters.handshakes += 1;
+            let staged =
+                self.peers.get_mut(slot).map(|peer| std::mem::take(&mut peer.staged)).unwrap_or_default();
+            staged.iter().for_each(|packet| self.send_packet(slot, packet, now));
+        }
+        if opened == 0 {
+            return;
+        }
+        // The frame header is written over the header of the message, which is not needed any more.
+        let room = DATA_HEADER_BYTES - FrameHeader::BYTES;
+        let end = DATA_HEADER_BYTES + opened;
+        let Some(buffer) = message.get_mut(room..end) else { return };
+        self.handle_packet(slot, buffer, origin, now);
+    }
+
+    /// Takes an authentic packet of a peer; `buffer` has room for a frame header before it.
+    fn handle_packet(&mut self, slot: usize, buffer: &mut [u8], origin: Origin, now: Instant) {
+        let bytes = &mut buffer[FrameHeader::BYTES..];
+        if let Some(probe) = ProbeMessage::read(bytes) {
+            return self.handle_probe(slot, probe, origin, now);
+        }
+        let Ok(mut packet) = packet::parse(bytes) else { return self.counters.drop(DropReason::Malformed) };
+        let Some(peer) = self.peers.get_mut(slot) else { return };
+        peer.used = Some(now);
+        peer.received.add(1, packet.length);
+        self.counters.received.add(1, packet.length);
+        let mtu = peer.mtu();
+        // As packets to this address are routed: networks may be nested, and the inner one may be another gateway's.
+        if self.peers.towards(packet.source) != Some(slot) {
+            return self.counters.drop(DropReason::Spoofed);
+        }
+        if !self.plan.is_own_on_wire(packet.destination) {
+            return self.counters.drop(DropReason::NoRoute);
+        }
+        let arrival =
+            Arrival { bytes, packet: &packet, direction: Direction::Inbound, from: Some(slot), count: 1 };
+        match admit(&mut self.flows, &self.plan, &self.peers, &arrival, now) {
+            Ok((_, is_new)) => self.counters.flows_begun += u64::from(is_new),
+            Err(NotAdmitted::Drop(reason)) => return self.counters.drop(reason),
+            Err(NotAdmitted::Refuse { refusal, start, client_port, peer }) => {
+                self.counters.drop(DropReason::Refused);
+                if let Some(peer) = self.peers.get(peer) {
+                    let entry = &peer.planned.entry;
+                    let record = records::of_refusal(
+                        &self.plan.view,
+                        &start,
+                        client_port,
+                        entry,
+                        refusal,
+                        SystemTime::now(),
+                    );
+                    self.shared.context.audit.record(record);
+                }
+                let mut out = [0; REPLY_MAX];
+                if self.replies > 0
+                    && let Some(length) = reply(&mut out, bytes, &packet, ReplyReason::Prohibited)
+                {
+                    self.replies -= 1;
+                    self.send_packet(slot, &out[..length], now);
+                }
+                return;
+            }
+        }
+        if self.plan.mappings.translate(bytes, &packet, Direction::Inbound, ChecksumState::Full) {
+            packet.destination = self.plan.mappings.to_inside(packet.destination);
+        }
+        mss::clamp(bytes, &packet, mtu, ChecksumState::Full);
+        self.joiner.push(buffer, &packet, &mut self.device);
+    }
+
+    fn handle_probe(&mut self, slot: usize, probe: ProbeMessage, origin: Origin, now: Instant) {
+        match probe {
+            ProbeMessage::Request { id } => {
+                self.flush_train();
+                let Some(peer) = self.peers.get_mut(slot) else { return };
+                let reply = ProbeMessage::Reply { id }.write();
+                // Back by the way it came, whatever path packets take.
+                if let (Origin::Address(from), Some(length)) =
+                    (origin, peer.session.seal_silently(&reply, self.train.room(), now))
+                {
+                    let _ = self.socket.send(from, &self.train.room()[..length], length);
+                }
+            }
+            ProbeMessage::Reply { id } => {
+                if let (Origin::Address(_), Some(peer)) = (origin, self.peers.get_mut(slot)) {
+                    peer.monitor.handle_reply(id, now);
+                }
+            }
+        }
+    }
+
+    /// Follows a peer to the address of its last authentic message.
+    fn note_origin(&mut self, slot: usize, origin: Origin, now: Instant) {
+        let Some(peer) = self.peers.get_mut(slot) else { return };
+        peer.heard = Some(now);
+        match origin {
+            Origin::Address(from) => {
+                if peer.endpoint != Some(from) {
+                    peer.endpoint = Some(from);
+                }
+                if peer.path == PeerPath::None {
+                    peer.path = PeerPath::Direct;
+                }
+            }
+            Origin::Channel(_) if peer.path == PeerPath::None => peer.path = PeerPath::Channel,
+            Origin::Channel(_) => {}
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! `causeway cache`: the edge's copy of the Kubernetes API, per resource.
+//!
+//! Runs on the host of the edge and reads its admin port; no credential is needed.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use causeway_api::table;
+use serde_json::Value;
+
+use super::doctor::edge::dump;
+use crate::output::{self, TextTable};
+
+const EXAMPLES: &str = "\
+Examples:
+  causeway cache                                 the edge on this host
+  causeway cache --data-dir /srv/edge --json
+  causeway cache --admin 127.0.0.1:7445
+
+LAG is the time since the last word of the cloud, while a resource is not followed.";
+
+const DATA_DIR_DEFAULT: &str = "/var/lib/causeway";
+const ADMIN_DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7445);
+
+/// Show the edge's copy of the Kubernetes API: per resource objects, bytes, revision, lag, watchers
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Data directory of the edge [default: /var/lib/causeway]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath, env = "CAUSEWAY_DATA_DIR")]
+    data_dir: Option<PathBuf>,
+    /// Admin address of the edge [default: from the data dir, or 127.0.0.1:7445]
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<SocketAddr>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
+    let data_dir = arguments.data_dir.unwrap_or_else(|| DATA_DIR_DEFAULT.into());
+    let admin = arguments.admin.or_else(|| admin_of(&data_dir)).unwrap_or(ADMIN_DEFAULT);
+    let dump = dump(admin).await.map_err(|why| {
+        anyhow::anyhow!("no edge answers at {admin}: {why}. Name its data dir with --data-dir, or its admin address with --admin")
+    })?;
+    let cache = &dump["kubernetes"];
+    if arguments.json {
+        output::print_line(&output::json(cache))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if cache.is_null() {
+        output::note(
+            "the edge serves no Kubernetes API: its cloud has no cluster (causeway cloud --kubernetes KUBECONFIG)",
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    output::print(&render(cache, now))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn admin_of(data_dir: &Path) -> Option<SocketAddr> {
+    let text = std::fs::read(data_dir.join("run/edge.json")).ok()?;
+    let value: Value = serde_json::from_slice(&text).ok()?;
+    value["admin"].as_str()?.parse().ok()
+}
+
+fn render(cache: &Value, now: u64) -> String {
+    let head =
+        ["RESOURCE", "NAMESPACE", "SELECTOR", "OBJECTS", "BYTES", "REVISION", "LAG", "WATCHERS", "LAST SYNC"];
+    let mut shown = TextTable::new(&head);
+    for entry in cache["resources"].as_array().into_iter().flatten() {
+        let (scope, name) = (&entry["scope"], &entry["scope"]["resource"]);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let parts = [text(&name["group"]), text(&name["version"]), text(&name["plural"])];
+        let resource = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/");
+        let selectors = [text(&scope["labelSelector"]), text(&scope["fieldSelector"])];
+        let selector = selectors.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
+        let synced = entry["lastSync"].as_u64().filter(|synced| *synced > 0);
+        let since = synced.map(|synced| table::age(now.saturating_sub(synced)));
+        let lag = match entry["live"].as_bool().unwrap_or(false) {
+            true => "0s".to_owned(),
+            false => since.clone().unwrap_or_else(|| "never synced".to_owned()),
+        };
+        shown.row([
+            resource,
+            text(&scope["namespace"]),
+            selector,
+            entry["objects"].to_string(),
+            table::bytes(entry["bytes"].as_u64().unwrap_or(0)),
+            text(&entry["revision"]),
+            lag,
+            entry["watchers"].to_string(),
+            since.map_or_else(|| "never".to_owned(), |since| format!("{since} ago")),
+        ]);
+    }
+    shown.render(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_resource_is_one_line() {
+        let cache = json!({"connected": true, "resources": [
+            {"scope": {"resource": {"group": "", "version": "v1", "plural": "pods"}, "fieldSelector": "spec.nodeName=n1"},
+                "objects": 3, "bytes": 2048, "revision": "77", "live": true, "watchers": 1, "lastSync": 90},
+            {"scope": {"resource": {"group": "apps", "version": "v1", "plural": "deployments"}, "namespace": "shop"},
+                "objects": 0, "bytes": 0, "revision": "0", "live": false, "watchers": 0, "lastSync": 0},
+        ]});
+        let text = render(&cache, 100);
+        let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(words[1], ["v1/pods", "spec.nodeName=n1", "3", "2.0KiB", "77", "0s", "1", "10s", "ago"]);
+        assert_eq!(words[2][..2], ["apps/v1/deployments", "shop"]);
+    }
+}

@@ -1,0 +1,114 @@
+//! The console as a browser shows it. The steps of the browser are in `browser/`; this file makes the fleet they look at.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use testlab::causeway::{Cloud, Process, binary, daemon, finish, wait_for};
+
+/// The folder of the browser's driver; the script installs it when it is missing. None, with a reason, where it cannot be had.
+fn modules() -> Option<String> {
+    let ran = finish(Command::new(here("install-browser")), None).unwrap();
+    if ran.code == 3 {
+        println!("SKIPPED: {}", ran.stderr.trim());
+        return None;
+    }
+    Some(ran.success().unwrap().lines().last().unwrap().to_owned())
+}
+
+fn here(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// A cloud with the connected sites oslo and rome, the site bare without a gateway, and a service at oslo.
+struct ConsoleLab {
+    cloud: Cloud,
+    _edges: Vec<Process>,
+    _backend: std::thread::JoinHandle<()>,
+    folder: tempfile::TempDir,
+}
+
+const NO_DNS: [&str; 2] = ["--dns", "off"];
+
+impl ConsoleLab {
+    fn start() -> ConsoleLab {
+        let folder = tempfile::tempdir().unwrap();
+        let cloud = Cloud::start_with(&folder.path().join("cloud"), &NO_DNS).unwrap();
+        let (port, backend) = backend();
+        let edges = ["oslo", "rome"].map(|site| {
+            let token = cloud.run(&["token", "create", "--site", site]).unwrap().success().unwrap();
+            let data_dir = folder.path().join(site);
+            let fixed = ["edge", "--admin", "127.0.0.1:0", "--join", token.trim(), "--data-dir"];
+            let arguments = [&fixed[..], &[data_dir.to_str().unwrap()], &NO_DNS].concat();
+            Process::spawn(daemon(&arguments).unwrap(), folder.path().join(format!("{site}.log"))).unwrap()
+        });
+        let objects = format!(
+            "
+            {{apiVersion: causeway.io/v1, kind: ESite, metadata: {{name: bare}}}}
+---
+            {{apiVersion: causeway.io/v1, kind: EService, metadata: {{name: web}}, eSiteName: oslo, ip: 127.0.0.1, port: {port}, protocol: HTTP}}
+---
+            {{apiVersion: causeway.io/v1, kind: EServer, metadata: {{name: truck}}, eSiteName: rome, ip: 10.0.0.7}}
+---
+            {{apiVersion: causeway.io/v1, kind: EPolicy, metadata: {{name: trucks}}, allowedServers: [truck]}}
+---
+            {{apiVersion: causeway.io/v1, kind: ServiceExpose, metadata: {{name: web}}, eServiceName: web, eSites: [rome], ePolicys: [trucks]}}
+"
+        );
+        cloud.apply(&objects).unwrap().success().unwrap();
+        for gateway in ["oslo", "rome"] {
+            cloud.wait_condition("egateway", gateway, "Connected", "True").unwrap();
+        }
+        ConsoleLab { cloud, _edges: edges.into(), _backend: backend, folder }
+    }
+
+    /// Runs a program of `browser/` to its end and prints its output.
+    fn browse(&self, modules: &str, program: &str) -> i32 {
+        let mut command = Command::new("node");
+        command.arg(here("browser").join(program));
+        command.env("CONSOLE_MODULES", modules).env("CAUSEWAY_PROGRAM", binary().unwrap());
+        command.env("CONSOLE_URL", format!("https://{}/console", self.cloud.api));
+        command.env("CONSOLE_KUBECONFIG", self.cloud.kubeconfig()).env("HOME", self.folder.path());
+        let ran = finish(command, None).unwrap();
+        println!("{}{}", ran.stdout, ran.stderr);
+        ran.code
+    }
+}
+
+/// A backend that answers HTTP until the process ends.
+fn backend() -> (u16, std::thread::JoinHandle<()>) {
+    use std::io::{Read, Write};
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serve = move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { continue };
+            let _ = stream.read(&mut [0; 1024]);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok");
+        }
+    };
+    (port, std::thread::spawn(serve))
+}
+
+#[test]
+fn the_console_works_in_a_browser() {
+    let Some(modules) = modules() else { return };
+    let lab = ConsoleLab::start();
+    wait_for("the exposure has its address", || {
+        let presences = lab.cloud.run(&["get", "vp", "-o", "name"]).ok()?.success().ok()?;
+        (!presences.trim().is_empty()).then_some(())
+    })
+    .unwrap();
+    assert_eq!(lab.browse(&modules, "scenarios.mjs"), 0, "{}", lab.cloud.process.log());
+}
+
+/// Prints first paint and frame times with 1,000 sites and 5,000 exposures; asserts nothing about them.
+#[test]
+#[ignore = "a measurement: cargo test -p console-tests -- --ignored --nocapture"]
+fn a_large_fleet_is_measured() {
+    let Some(modules) = modules() else { return };
+    let lab = ConsoleLab::start();
+    assert_eq!(lab.browse(&modules, "large-fleet.mjs"), 0, "{}", lab.cloud.process.log());
+}
