@@ -351,11 +351,15 @@ impl Shared {
     ) -> Result<IncomingLink, RejectReason> {
         // A silent client needs no slot. A client that hung up while it waited for a slot needs no work
         // either.
-        let readable = async || link.ready(Interest::READABLE).await.map_err(|_| RejectReason::Handshake);
+        let readable = async || match link.ready(Interest::READABLE).await {
+            Ok(ready) if !ready.is_read_closed() => Ok(()),
+            _ => Err(RejectReason::Handshake),
+        };
         readable().await?;
         let slot = self.slots.take(self.limits.handshake).await.ok_or(RejectReason::Busy)?;
-        if readable().await?.is_read_closed() {
-            return Err(RejectReason::Handshake);
+        if let Err(gone) = readable().await {
+            slot.release_unused();
+            return Err(gone);
         }
         let acceptor = TlsAcceptor::from(self.tls.load_full());
         let link = acceptor
