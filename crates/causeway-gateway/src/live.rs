@@ -66,7 +66,7 @@ impl AccessGrant {
         let has_rules = self.permits().any(Permit::reads_requests);
         let path = match has_rules {
             true => path::normal(&line.path)
-                .map_err(|error| PolicyRefusal::Malformed { why: error.why() })?
+                .map_err(|why| PolicyRefusal::Malformed { why })?
                 .into_owned(),
             false => line.path.clone(),
         };
