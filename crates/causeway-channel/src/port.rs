@@ -350,14 +350,18 @@ impl Shared {
         client: SocketAddr,
     ) -> Result<IncomingLink, RejectReason> {
         // A silent client needs no slot. A client that hung up while it waited for a slot needs no work
-        // either.
-        let readable = async || match link.ready(Interest::READABLE).await {
-            Ok(ready) if !ready.is_read_closed() => Ok(()),
-            _ => Err(RejectReason::Handshake),
+        // either. A byte must be there: `TcpStream::ready` may report a silent connection as readable, and
+        // does so for most of them where the process gets little time.
+        let speaks = async || {
+            let has_sent = matches!(link.peek(&mut [0]).await, Ok(1..));
+            match link.ready(Interest::READABLE).await {
+                Ok(ready) if has_sent && !ready.is_read_closed() => Ok(()),
+                _ => Err(RejectReason::Handshake),
+            }
         };
-        readable().await?;
+        speaks().await?;
         let slot = self.slots.take(self.limits.handshake).await.ok_or(RejectReason::Busy)?;
-        if let Err(gone) = readable().await {
+        if let Err(gone) = speaks().await {
             slot.release_unused();
             return Err(gone);
         }
