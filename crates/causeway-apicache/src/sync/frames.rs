@@ -89,7 +89,7 @@ pub struct MessageReader<R> {
 
 // Bytes asked of the stream at once.
 const READ_BYTES: usize = 64 << 10;
-// A longer frame takes part of the memory that its reader shares with others.
+// A longer frame takes part of the memory that its reader shares with other readers.
 const LONG_FRAME_BYTES: usize = 16 << 10;
 
 impl<R: AsyncRead + Unpin> MessageReader<R> {
@@ -220,7 +220,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn long_frames_of_a_site_wait_for_each_other() {
         let memory = SiteMemory::new(64);
-        let limited = |bytes| MessageReader::limited(bytes, 64 << 10, 64 << 10, memory.clone());
+        // In pieces, as a stream brings them.
+        let limited = |bytes: Bytes| {
+            let (mut near, far) = tokio::io::duplex(1_000);
+            tokio::spawn(async move { near.write_all(&bytes).await });
+            MessageReader::limited(far, 64 << 10, 64 << 10, memory.clone())
+        };
         // The head of a frame of 60 KiB, and nothing more.
         let (mut sends_half, far) = tokio::io::duplex(100);
         sends_half.write_all(&(60_u32 << 10).to_be_bytes()).await.unwrap();
@@ -237,9 +242,9 @@ mod tests {
         let long = encode(&Refused { code: 1, message: text }).unwrap();
         assert!(long.len() > LONG_FRAME_BYTES, "{}", long.len());
         let short = encode(&Refused { code: 1, message: "x".repeat(200) }).unwrap();
-        assert!(limited(&short[..]).next::<Refused>().await.unwrap().is_some(), "short ones need no room");
-        assert!(tokio::time::timeout(waiting, limited(&long[..]).next::<Refused>()).await.is_err());
+        assert!(limited(short).next::<Refused>().await.unwrap().is_some(), "short ones need no room");
+        assert!(tokio::time::timeout(waiting, limited(long.clone()).next::<Refused>()).await.is_err());
         drop(stuck);
-        assert!(limited(&long[..]).next::<Refused>().await.unwrap().is_some());
+        assert!(limited(long).next::<Refused>().await.unwrap().is_some());
     }
 }

@@ -34,7 +34,7 @@ const READY_DEADLINE: Duration = Duration::from_secs(60);
 const RECHECK: Duration = Duration::from_secs(60);
 // Progress without changes is told at most this often: idle links stay quiet.
 const PROGRESS: Duration = Duration::from_secs(5);
-// The first message of an edge: names, selectors and a token. Nobody has checked its caller.
+// The first message of an edge: names, selectors and a token. Its caller is not checked yet.
 const FIRST_FRAME_BYTES_MAX: usize = 32 << 10;
 // Digests and keys of an edge: 4,096 keys.
 const EDGE_FRAME_BYTES_MAX: usize = 1 << 20;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The bound for one gateway at the cloud: the full window of a QUIC link, and `BESIDE_QUIC_BYTES`.
 const PEER_BYTES_MAX: u64 = QUIC_WINDOW_BYTES_MAX + BESIDE_QUIC_BYTES;
 
-/// The largest window of a QUIC link: 512 full windows of streams can be stuck without blocking the others.
+/// The largest window of a QUIC link: 512 full windows of streams can be stuck without blocking other streams.
 const QUIC_WINDOW_BYTES_MAX: u64 = 512 * 1024 * 1024;
 
 /// Left for other links beside a QUIC link: the bytes that one client can leave unread over TCP (12,288 streams, each with
@@ -102,7 +102,7 @@ impl BudgetShare {
     pub fn reserve_window(&mut self, link_max: u64) -> u64 {
         let left = self.budget.left();
         let wanted = self.bytes + left.saturating_sub(BESIDE_QUIC_BYTES).max(left / 2);
-        let window = wanted.min(QUIC_WINDOW_BYTES_MAX).max(QUIC_WINDOW_BYTES_MIN).min(link_max);
+        let window = wanted.clamp(QUIC_WINDOW_BYTES_MIN, QUIC_WINDOW_BYTES_MAX).min(link_max);
         self.take_always(window.saturating_sub(self.bytes));
         self.bytes
     }

@@ -56,11 +56,14 @@ async fn a_peer_whose_budget_is_used_up_waits_and_nothing_is_lost() {
     let received = cloud.stats().received_bytes;
     assert!(received < 18 * MIB, "{} MiB were received and none was read", received / MIB);
     assert!(done.load(Ordering::SeqCst) < streams, "all were sent");
-    let mut read = 0;
-    for mut stream in unread {
+    // All at the same time: the window is full of bytes of all streams.
+    let reading = unread.into_iter().map(|mut stream| async move {
+        let mut read = 0;
         while let Some(chunk) = within(stream.recv.read_chunk(1 << 20)).await.unwrap() {
             read += chunk.len() as u64;
         }
-    }
+        read
+    });
+    let read: u64 = futures_util::future::join_all(reading).await.into_iter().sum();
     assert_eq!(read, streams as u64 * MIB);
 }

@@ -356,7 +356,7 @@ fn a_connection_to_a_node_ends_with_the_certificate_of_its_client() {
     let decoded = Command::new("bash").args(["-c", decode]).arg(&kubeconfig).arg(&client).status().unwrap();
     assert!(decoded.success());
     let said = lab.path("curl.log");
-    // An upload that never ends.
+    // An upload that never ends. With `.` curl looks at the connection while it waits for its input.
     let mut upload = Command::new("curl")
         .args([
             "--silent",
@@ -373,7 +373,7 @@ fn a_connection_to_a_node_ends_with_the_certificate_of_its_client() {
         .arg(&client)
         .arg("--proxy-key")
         .arg(&client)
-        .args(["--upload-file", "-", &format!("http://node-b:{}/", fleet.bergen.port)])
+        .args(["--upload-file", ".", &format!("http://node-b:{}/", fleet.bergen.port)])
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::null())
         .stderr(std::fs::File::create(&said).unwrap())

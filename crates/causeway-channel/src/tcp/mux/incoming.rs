@@ -162,7 +162,7 @@ impl Mux {
             recv.outstanding.checked_sub(length as u64).ok_or("more data than credit was given")?;
         let has_room = match &mut self.share {
             Some(_) if recv.stopped.is_some() => true,
-            // The control stream is always read, and must not end for the others.
+            // The control stream is always read, and must not end because of other streams.
             Some(share) if stream.class == StreamPriority::Urgent => {
                 share.take_always(length as u64);
                 true
