@@ -118,7 +118,11 @@ impl QuicLink {
     /// See `Link::raise_receive_window`.
     pub fn raise_receive_window(&self) {
         if let Some(share) = &mut *self.0.share.lock_ignoring_poison() {
-            self.0.set_receive_window(share.reserve_window(self.0.limits.receive_bytes_max()));
+            let (before, window) = (share.bytes(), share.reserve_window(self.0.limits.receive_bytes_max()));
+            // An idle link is not woken for nothing.
+            if window != before {
+                self.0.set_receive_window(window);
+            }
         }
     }
 

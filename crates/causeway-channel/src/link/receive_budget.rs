@@ -65,7 +65,6 @@ pub struct BudgetShare {
 }
 
 impl BudgetShare {
-    #[cfg(test)]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
