@@ -6,7 +6,7 @@ CARGO ?= cargo
 SECONDS_PER_TARGET ?= 600
 NEXTEST := $(shell command -v cargo-nextest)
 
-.PHONY: demo test check tidy bench soak fuzz deny crds build-needs test-needs
+.PHONY: demo test check tidy bench soak fuzz deny crds package package-test build-needs test-needs
 
 demo: build-needs               ## a cloud and two sites, the objects of examples/, and what crosses, live
 	$(CARGO) run --package causeway -- demo $(DEMO_ARGS)
@@ -38,6 +38,12 @@ fuzz: build-needs               ## every fuzz target for SECONDS_PER_TARGET seco
 deny:                           ## licences and banned crates (installs cargo-deny)
 	command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	cargo-deny check bans licenses sources
+
+package: build-needs            ## the Debian package, in target/package/ (installs cargo-deb)
+	deploy/debian/build
+
+package-test: build-needs       ## installs, upgrades, uses and removes the package in a clean Debian root (root; a debug build)
+	deploy/debian/test "$$(PROFILE=dev deploy/debian/build | tail -1)"
 
 crds:                           ## writes deploy/crds/ from the types
 	UPDATE=1 $(CARGO) test --quiet --package causeway-api crd

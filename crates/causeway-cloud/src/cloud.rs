@@ -312,6 +312,7 @@ impl Cloud {
             () = stop.cancelled() => None,
             Some(ended) = front.join_next() => Some(ended.unwrap_or("a listener that failed")),
             Some(ended) = back.join_next() => Some(ended.unwrap_or("a part that failed")),
+            never = notify::keep_alive() => match never {},
         };
         notify::stopping();
         if early.is_none() {

@@ -16,6 +16,7 @@ pub mod edge;
 pub mod gateway;
 pub mod get;
 pub mod kubeconfig;
+pub mod manual;
 mod reload;
 pub mod restore;
 pub mod revoke;
@@ -56,6 +57,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Restore(arguments) => restore::run(arguments).await,
         CliCommand::CheckConfig(arguments) => check_config::run(&arguments),
         CliCommand::Completions(arguments) => completions::run(&arguments),
+        CliCommand::Manual(arguments) => manual::run(&arguments),
         CliCommand::Version(arguments) => version::run(&arguments),
     }
 }

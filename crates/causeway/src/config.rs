@@ -4,6 +4,8 @@
 //! remembers where each value came from. Nothing else in the workspace reads configuration.
 
 mod defaults;
+#[cfg(test)]
+mod examples;
 mod layer;
 #[cfg(test)]
 mod reference;
@@ -122,6 +124,8 @@ pub struct EdgeSettings {
     pub transport: Setting<TransportSetting>,
     /// None: as HTTPS_PROXY and NO_PROXY say.
     pub proxy: Setting<Option<ProxySetting>>,
+    /// The join token of the first start.
+    pub join_file: Setting<Option<PathBuf>>,
 }
 
 /// Settings of the gateway, which both roles run.
@@ -229,6 +233,7 @@ impl Config {
                 drain: pick!(defaults::DRAIN, edge.drain),
                 transport: pick!(defaults::TRANSPORT, edge.transport),
                 proxy: pick_optional!(edge.proxy),
+                join_file: pick_optional!(edge.join_file),
             },
             gateway: GatewaySettings {
                 dns: pick_optional!(gateway.dns),
@@ -321,6 +326,7 @@ impl Config {
         let edge = &self.edge;
         show!("edge",
             "admin" => edge.admin, "drain" => edge.drain, "transport" => edge.transport, "proxy" => edge.proxy,
+            "join-file" => edge.join_file,
         );
         let gateway = &self.gateway;
         show!("gateway",

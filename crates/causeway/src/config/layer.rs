@@ -146,6 +146,11 @@ pub struct EdgeLayer {
     ///
     /// `HTTPS_PROXY` and `NO_PROXY` of the environment decide, as for other programs of the host.
     pub proxy: Option<ProxySetting>,
+    /// File with a join token, for the first start. An edge that is enrolled ignores it, and the file may be
+    /// gone then.
+    ///
+    /// A token is given by hand with `--join`; a service that has no command line to edit reads this file.
+    pub join_file: Option<PathBuf>,
 }
 
 /// Settings of the gateway, which both roles run.
@@ -267,6 +272,7 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             drain,
             transport: variable(lookup, "CAUSEWAY_TRANSPORT")?,
             proxy: variable(lookup, "CAUSEWAY_PROXY")?,
+            join_file: variable(lookup, "CAUSEWAY_JOIN_FILE")?,
         },
         gateway: GatewayLayer {
             dns: list(lookup, "CAUSEWAY_DNS")?,

@@ -74,6 +74,7 @@ fn every_setting_can_be_given_in_every_layer() {
         drain = "6s"
         transport = "tcp"
         proxy = "http://proxy.example.org:3128"
+        join-file = "/token"
         [gateway]
         dns = ["127.0.0.1:5353", "10.0.0.2"]
         dns-upstream = ["10.0.0.1", "[fd00::1]:53"]
@@ -118,6 +119,7 @@ fn every_setting_can_be_given_in_every_layer() {
         ("ETCD_CERTIFICATE", "/c"),
         ("ETCD_KEY", "/k"),
         ("SEAL_KEY", "/s"),
+        ("JOIN_FILE", "/token"),
         ("API_NAMES", "api.example.org,2001:db8::1"),
         ("API_CONNECTIONS_PER_ADDRESS", "7"),
         ("EXPIRED_GRACE", "0"),
