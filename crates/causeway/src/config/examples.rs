@@ -15,7 +15,14 @@ const EDGE: &str = include_str!("../../../../deploy/config/edge.toml");
 #[test]
 fn the_example_files_are_valid_and_complete() {
     check("cloud.toml", CLOUD, &["edge", "kubernetes"]);
-    check("edge.toml", EDGE, &["cloud"]);
+    let audit = [
+        "audit.export",
+        "audit.export.files",
+        "audit.export.webhook",
+        "audit.export.syslog",
+        "audit.export.otlp",
+    ];
+    check("edge.toml", EDGE, &[&["cloud"][..], &audit].concat());
 }
 
 fn check(name: &str, text: &str, other_role: &[&str]) {
