@@ -40,7 +40,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         CliCommand::Demo(arguments) => demo::run(arguments).await,
         CliCommand::Cloud(arguments) => Box::pin(cloud::run(*arguments)).await,
-        CliCommand::Edge(arguments) => edge::run(arguments).await,
+        CliCommand::Edge(arguments) => Box::pin(edge::run(arguments)).await,
         CliCommand::Apply(arguments) => apply::run(arguments).await,
         CliCommand::Get(arguments) => get::run(arguments).await,
         CliCommand::Describe(arguments) => describe::run(arguments).await,
