@@ -27,9 +27,9 @@ fn the_example_files_are_valid_and_complete() {
 
 fn check(name: &str, text: &str, other_role: &[&str]) {
     let resolve = |text: &str| {
-        let layer = parse(name, text).unwrap_or_else(|problem| panic!("{name}: {problem:?}"));
+        let layer = parse(name, text).map_err(|problem| format!("{name}: {problem:?}")).unwrap();
         let config = Config::resolve(layer, Layer::default(), Layer::default());
-        config.check().unwrap_or_else(|error| panic!("{name}: {error}"));
+        config.check().map_err(|error| format!("{name}: {error}")).unwrap();
         config
     };
     let as_installed = resolve(text);
