@@ -36,6 +36,9 @@ pub const AUDIT_FILE_BYTES_MAX: u64 = 32 << 20;
 /// 5 files of 32 MiB hold weeks of administration and are small against any disk.
 pub const AUDIT_FILES_MAX: u64 = 5;
 
+/// 256 MiB hold half a million records: an hour at a hundred and forty a second.
+pub const AUDIT_EXPORT_BYTES_MAX: u64 = 256 << 20;
+
 /// A handshake costs about half a millisecond of one core: a fleet of twenty thousand edges is back in ten seconds.
 pub const HANDSHAKES_PER_SECOND: NonZeroU32 = some(2000);
 /// One address cannot take more than a quarter of `handshakes-per-second`.
