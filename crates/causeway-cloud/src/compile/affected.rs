@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use causeway_api::{EPolicy, Object, ObjectSet};
+use causeway_api::{CLOUD, ECommunity, EPolicy, Object, ObjectSet};
 use causeway_netmap::{EntryKey, Netmap, NetmapEntry};
 
 /// Changes since the last look.
@@ -110,7 +110,11 @@ impl NetmapChanges {
                 self.services.insert(expose.e_service_name.clone());
             }
             Object::VirtualPresence(presence) => drop(self.sites.insert(presence.e_site_name.clone())),
-            Object::ECommunity(community) => self.sites.extend(community.members.iter().cloned()),
+            Object::ECommunity(community) => {
+                self.sites.extend(community.members.iter().cloned());
+                // The gateway of the cloud is a peer of every member.
+                self.sites.insert(CLOUD.to_owned());
+            }
             Object::Namespace(_) | Object::Event(_) | Object::Service(_) => {}
         }
     }
@@ -128,6 +132,14 @@ impl NetmapChanges {
         }
         for site in &near {
             affected.sites.extend(objects.neighbours(site).into_iter().map(str::to_owned));
+        }
+        // Every member is a peer of the gateway of the cloud, which knows all of them.
+        if near.contains(CLOUD) {
+            let members = objects.all::<ECommunity>().flat_map(|community| community.members.iter().cloned());
+            affected.sites.extend(members);
+        }
+        if near.iter().any(|site| objects.communities_of(site).next().is_some()) {
+            affected.gateways.insert(CLOUD.to_owned());
         }
         for service in &self.services {
             affected.sites.extend(objects.service(service).map(|service| service.e_site_name.clone()));
@@ -201,7 +213,7 @@ mod tests {
         }
 
         fn name(&mut self) -> String {
-            ["a", "b", "c"][self.below(3) as usize].to_owned()
+            ["a", "b", CLOUD][self.below(3) as usize].to_owned()
         }
 
         fn names(&mut self) -> Vec<String> {
@@ -287,7 +299,7 @@ mod tests {
                     changes.note_tunnel(&gateway, old.into_iter().chain(new).map(|record| record.public_key));
                 }
                 let affected = changes.affected(&objects);
-                for gateway in ["a", "b", "c"] {
+                for gateway in ["a", "b", CLOUD] {
                     let entries = compile(&objects, &Default::default(), gateway).unwrap_or_default();
                     let fresh = Netmap::build(Generation::default(), entries, None).unwrap();
                     let looks = held.get(gateway).is_none_or(|netmap| affected.touches(netmap))
