@@ -25,6 +25,8 @@ pub struct NetmapChanges {
     named_servers: BTreeSet<String>,
     /// The active gateway of a site is another one.
     is_active_changed: bool,
+    /// A community changed: the gateway of the cloud, a peer of every member, looks again.
+    are_members_changed: bool,
     /// Sites that share a community with these look again.
     near: BTreeSet<String>,
     /// Gateways whose tunnel changed: their neighbours look again.
@@ -112,8 +114,7 @@ impl NetmapChanges {
             Object::VirtualPresence(presence) => drop(self.sites.insert(presence.e_site_name.clone())),
             Object::ECommunity(community) => {
                 self.sites.extend(community.members.iter().cloned());
-                // The gateway of the cloud is a peer of every member.
-                self.sites.insert(CLOUD.to_owned());
+                self.are_members_changed = true;
             }
             Object::Namespace(_) | Object::Event(_) | Object::Service(_) => {}
         }
@@ -126,19 +127,21 @@ impl NetmapChanges {
             AffectedGateways { gateways: self.gateways, sites: self.sites, keys: BTreeSet::new() };
         let mut near = self.near;
         let claiming = self.tunnel_keys.iter().flat_map(|key| objects.gateways_claiming(key));
+        let mut is_cloud_changed = false;
         for gateway in self.tunnels.iter().map(String::as_str).chain(claiming) {
             near.extend(objects.gateway(gateway).map(|gateway| gateway.e_site_name.clone()));
             affected.gateways.insert(gateway.to_owned());
+            is_cloud_changed |= gateway == CLOUD;
         }
         for site in &near {
             affected.sites.extend(objects.neighbours(site).into_iter().map(str::to_owned));
         }
-        // Every member is a peer of the gateway of the cloud, which knows all of them.
-        if near.contains(CLOUD) {
+        // The gateway of the cloud is a peer of every member of a community.
+        if is_cloud_changed {
             let members = objects.all::<ECommunity>().flat_map(|community| community.members.iter().cloned());
             affected.sites.extend(members);
         }
-        if near.iter().any(|site| objects.communities_of(site).next().is_some()) {
+        if self.are_members_changed || near.iter().any(|site| objects.communities_of(site).next().is_some()) {
             affected.gateways.insert(CLOUD.to_owned());
         }
         for service in &self.services {
