@@ -257,7 +257,7 @@ impl PathSelector {
     fn select(&mut self, address: SocketAddr, now: Instant) {
         (self.selected, self.heard, self.rounds) = (Some(address), now, 0);
         self.candidates.iter_mut().for_each(|known| known.better = 0);
-        // The others are compared soon: the first one that answers is rarely the worst, and not always the best.
+        // The other addresses are compared soon: the first address that answers is not always the best.
         self.next_round = self.next_round.max(now + CONFIRM_PERIOD);
     }
 

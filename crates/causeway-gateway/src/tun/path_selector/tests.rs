@@ -230,10 +230,8 @@ proptest! {
                 0 => selector.follow(CandidateSource::Told, [address], now),
                 1 => selector.handle_seen(address, now),
                 2 => selector.handle_lost(now),
-                3 => if let Some(probe) = probes.pop() {
-                    if selector.handle_reply(probe.id, now) {
-                        answered.insert(probe.address);
-                    }
+                3 => if let Some(probe) = probes.pop() && selector.handle_reply(probe.id, now) {
+                    answered.insert(probe.address);
                 },
                 4 => probes.extend(std::iter::from_fn(|| selector.next_probe(now, true))),
                 _ => now += Duration::from_millis(u64::from(port) * 100),
