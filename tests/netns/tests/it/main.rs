@@ -11,6 +11,7 @@ mod idling;
 mod kafka;
 mod lab;
 mod layer3_lab;
+mod layer3_paths;
 mod layer3_routed;
 mod learning;
 mod lying;
