@@ -35,10 +35,12 @@ use self::datagrams::{DatagramCounts, DatagramRouter};
 use self::driver_home::DriverHome;
 use self::workarounds::observed_controller;
 use crate::link::{
-    CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits, LinkSide,
-    LinkStats, PREFIX_BYTES, PathStats, ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
+    BudgetShare, CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits,
+    LinkSide, LinkStats, PREFIX_BYTES, PathStats, ReceiveBudget, ResetCode, Stream, StreamError,
+    StreamHeader, StreamPurpose,
 };
 use crate::wire::datagrams::{NUMBER_BYTES_MAX, OF_THE_LINK, WELCOME, beside};
+use causeway_api::sync::MutexExt;
 
 pub use busy_refusal::{BusyRefusal, NUMBER_BYTES, RetryTicket};
 pub use client::{ConnectError, QuicClient};
@@ -65,6 +67,8 @@ struct Inner {
     /// Mailbox for datagrams of the link itself; created by the first read.
     mailbox: OnceLock<Arc<DatagramMailbox>>,
     incoming: Mutex<FuturesUnordered<IncomingStream>>,
+    /// The part of the peer's budget that the window of this link takes.
+    share: std::sync::Mutex<Option<BudgetShare>>,
 }
 
 type IncomingStream = Pin<Box<dyn Future<Output = Option<(StreamHeader, Stream)>> + Send>>;
@@ -86,11 +90,28 @@ impl QuicLink {
         let (closed_by_us, mailbox) = (OnceLock::new(), OnceLock::new());
         let router =
             Arc::new(DatagramRouter::new(connection.clone(), counters.clone(), limits.datagram_buffer_bytes));
-        QuicLink(Arc::new(Inner { connection, limits, counters, closed_by_us, router, mailbox, incoming }))
+        let share = std::sync::Mutex::default();
+        QuicLink(Arc::new(Inner {
+            connection,
+            limits,
+            counters,
+            closed_by_us,
+            router,
+            mailbox,
+            incoming,
+            share,
+        }))
     }
 
-    /// See `Link::admit`.
-    pub fn admit(&self) {
+    /// See `Link::admit` and `Link::admit_within`.
+    pub fn admit(&self, budget: Option<&ReceiveBudget>) {
+        match budget {
+            Some(budget) => {
+                *self.0.share.lock_ignoring_poison() = Some(budget.share());
+                self.raise_receive_window();
+            }
+            None => self.0.set_receive_window(self.0.limits.receive_bytes_max()),
+        }
         let allowed = transport::STREAMS_AT_FIRST.min(self.0.limits.streams_max);
         if self.0.counters.streams_allowed.fetch_max(allowed, Ordering::Relaxed) < allowed {
             self.0.connection.set_max_concurrent_bi_streams(VarInt::from_u32(allowed));
@@ -101,6 +122,17 @@ impl QuicLink {
     /// The I/O thread of the link, once it is admitted.
     pub fn runtime(&self) -> Option<&Handle> {
         self.0.counters.home.runtime()
+    }
+
+    /// See `Link::raise_receive_window`.
+    pub fn raise_receive_window(&self) {
+        if let Some(share) = &mut *self.0.share.lock_ignoring_poison() {
+            let (before, window) = (share.bytes(), share.reserve_window(self.0.limits.receive_bytes_max()));
+            // An idle link is not woken for nothing.
+            if window != before {
+                self.0.set_receive_window(window);
+            }
+        }
     }
 
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
@@ -219,6 +251,10 @@ impl QuicLink {
 }
 
 impl Inner {
+    fn set_receive_window(&self, bytes: u64) {
+        self.connection.set_receive_window(VarInt::from_u64(bytes).unwrap_or(VarInt::MAX));
+    }
+
     // Every stream that a peer may open costs an entry in two tables of quinn, open or not. An idle link
     // therefore allows few, and a busy link gets a higher limit before its streams have to wait.
     fn raise_stream_limit(&self) {
