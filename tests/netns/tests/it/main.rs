@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod breaking;
+mod carrying;
 mod connecting;
 mod diagnosing;
 mod failing;
