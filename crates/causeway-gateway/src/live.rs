@@ -65,9 +65,7 @@ impl AccessGrant {
     pub fn check(&self, line: &RequestLine) -> Result<AllowedRequest, PolicyRefusal> {
         let has_rules = self.permits().any(Permit::reads_requests);
         let path = match has_rules {
-            true => path::normal(&line.path)
-                .map_err(|error| PolicyRefusal::Malformed { why: error.why() })?
-                .into_owned(),
+            true => path::normal(&line.path).map_err(|why| PolicyRefusal::Malformed { why })?.into_owned(),
             false => line.path.clone(),
         };
         if let Some(permit) = &self.service_permit {

@@ -12,7 +12,7 @@ use causeway_netmap::{ServerName, ServiceName, SiteName};
 use prost::Message;
 use tokio::runtime::Handle;
 
-use crate::policy::{PolicyRefusal, Principal};
+use crate::policy::{MalformedPart, PolicyRefusal, Principal};
 
 pub type BoxedFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -123,7 +123,7 @@ impl CrossingHeader {
     /// Decodes the details of a header. They are untrusted.
     pub fn of(header: &StreamHeader) -> Result<CrossingHeader, PolicyRefusal> {
         CrossingHeader::decode(header.details.clone())
-            .map_err(|_| PolicyRefusal::Malformed { why: "its details cannot be read" })
+            .map_err(|_| PolicyRefusal::Malformed { why: MalformedPart::Details })
     }
 
     pub fn content(&self) -> Result<StreamContent, PolicyRefusal> {
@@ -132,7 +132,7 @@ impl CrossingHeader {
             1 => StreamContent::Datagrams,
             2 => StreamContent::Requests,
             3 => StreamContent::Upgrade,
-            _ => return Err(PolicyRefusal::Malformed { why: "it carries something unknown" }),
+            _ => return Err(PolicyRefusal::Malformed { why: MalformedPart::Content }),
         })
     }
 
@@ -155,7 +155,7 @@ impl CrossingHeader {
         u16::try_from(self.port)
             .ok()
             .filter(|port| *port != 0)
-            .ok_or(PolicyRefusal::Malformed { why: "it names no port" })
+            .ok_or(PolicyRefusal::Malformed { why: MalformedPart::NoPort })
     }
 
     /// Returns the header of a stream to a service at `site`.

@@ -85,7 +85,46 @@ pub enum PolicyRefusal {
     #[error("the gateway does not dial {what}: {why}")]
     BackendDenied { what: String, why: Denied },
     #[error("malformed stream: {why}")]
-    Malformed { why: &'static str },
+    Malformed { why: MalformedPart },
+}
+
+/// The part of a stream or request that cannot be read, or that two readers could read differently.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MalformedPart {
+    #[error("its details cannot be read")]
+    Details,
+    #[error("it carries something unknown")]
+    Content,
+    #[error("the content does not match the protocol of the service")]
+    ServiceProtocol,
+    #[error("a stream to a node must have the protocol tcp")]
+    NodeProtocol,
+    #[error("it names no port")]
+    NoPort,
+    #[error("it is not for a service")]
+    NoService,
+    #[error("it has both a length and a transfer encoding")]
+    TwoLengths,
+    #[error("it has a transfer encoding other than chunked")]
+    TransferEncoding,
+    #[error("it has no Host, or more than one")]
+    Host,
+    #[error("CONNECT is not for services")]
+    Connect,
+    #[error("its path does not begin with a slash")]
+    RelativePath,
+    #[error("its path has a percent sign that escapes nothing")]
+    BadEscape,
+    /// Only some servers treat them as a separator.
+    #[error("its path has an escaped slash or a backslash")]
+    HiddenSlash,
+    #[error("its path has a control character")]
+    ControlCharacter,
+    /// Some servers remove parameters from a segment before they resolve dots.
+    #[error("its path has dots with parameters")]
+    DottedParameters,
+    #[error("its path leads above the root")]
+    AboveRoot,
 }
 
 impl PolicyRefusal {

@@ -6,34 +6,10 @@
 
 use std::borrow::Cow;
 
-/// Why a path cannot be judged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PathError {
-    NotAbsolute,
-    BadEscape,
-    /// An escaped slash or a backslash, which only some servers treat as a separator.
-    HiddenSlash,
-    Control,
-    /// Some servers remove parameters from a segment before they resolve dots.
-    DottedParameters,
-    AboveRoot,
-}
-
-impl PathError {
-    pub fn why(self) -> &'static str {
-        match self {
-            PathError::NotAbsolute => "its path does not begin with a slash",
-            PathError::BadEscape => "its path has a percent sign that escapes nothing",
-            PathError::HiddenSlash => "its path has an escaped slash or a backslash",
-            PathError::Control => "its path has a control character",
-            PathError::DottedParameters => "its path has dots with parameters",
-            PathError::AboveRoot => "its path leads above the root",
-        }
-    }
-}
+use super::MalformedPart;
 
 /// Returns the normal form of a path. Idempotent. `*` (of OPTIONS) is unchanged.
-pub fn normal(path: &str) -> Result<Cow<'_, str>, PathError> {
+pub fn normal(path: &str) -> Result<Cow<'_, str>, MalformedPart> {
     if path == "*" || is_plain(path) {
         return Ok(Cow::Borrowed(path));
     }
@@ -41,7 +17,7 @@ pub fn normal(path: &str) -> Result<Cow<'_, str>, PathError> {
         return Ok(Cow::Borrowed("/"));
     }
     if !path.starts_with('/') {
-        return Err(PathError::NotAbsolute);
+        return Err(MalformedPart::RelativePath);
     }
     resolve(&unescape(path.as_bytes())?).map(Cow::Owned)
 }
@@ -54,7 +30,7 @@ fn is_plain(path: &str) -> bool {
 }
 
 /// Decodes unnecessary escapes, and writes necessary ones in capitals.
-fn unescape(path: &[u8]) -> Result<String, PathError> {
+fn unescape(path: &[u8]) -> Result<String, MalformedPart> {
     let mut clean = String::with_capacity(path.len() + 8);
     let mut rest = path;
     while let Some((&first, after)) = rest.split_first() {
@@ -62,7 +38,7 @@ fn unescape(path: &[u8]) -> Result<String, PathError> {
             b'%' => {
                 let (high, low) = match after {
                     [high, low, ..] => (hex(*high)?, hex(*low)?),
-                    _ => return Err(PathError::BadEscape),
+                    _ => return Err(MalformedPart::BadEscape),
                 };
                 rest = &after[2..];
                 (high << 4 | low, true)
@@ -73,9 +49,9 @@ fn unescape(path: &[u8]) -> Result<String, PathError> {
             }
         };
         match byte {
-            0..=0x1f | 0x7f => return Err(PathError::Control),
-            b'\\' => return Err(PathError::HiddenSlash),
-            b'/' if escaped => return Err(PathError::HiddenSlash),
+            0..=0x1f | 0x7f => return Err(MalformedPart::ControlCharacter),
+            b'\\' => return Err(MalformedPart::HiddenSlash),
+            b'/' if escaped => return Err(MalformedPart::HiddenSlash),
             _ if is_unreserved(byte) || (!escaped && is_reserved(byte)) => clean.push(char::from(byte)),
             _ => escape(byte, &mut clean),
         }
@@ -84,16 +60,16 @@ fn unescape(path: &[u8]) -> Result<String, PathError> {
 }
 
 /// Resolves dot segments (RFC 3986, 5.2.4), but never above the root.
-fn resolve(path: &str) -> Result<String, PathError> {
+fn resolve(path: &str) -> Result<String, MalformedPart> {
     let mut kept: Vec<&str> = Vec::new();
     let mut ends_in_folder = false;
     for segment in path.split('/').skip(1) {
         ends_in_folder = matches!(segment, "" | "." | "..");
         match segment {
             "" | "." => {}
-            ".." => drop(kept.pop().ok_or(PathError::AboveRoot)?),
+            ".." => drop(kept.pop().ok_or(MalformedPart::AboveRoot)?),
             _ if segment.starts_with(".;") || segment.starts_with("..;") => {
-                return Err(PathError::DottedParameters);
+                return Err(MalformedPart::DottedParameters);
             }
             _ => kept.push(segment),
         }
@@ -121,12 +97,12 @@ fn is_reserved(byte: u8) -> bool {
     )
 }
 
-fn hex(digit: u8) -> Result<u8, PathError> {
+fn hex(digit: u8) -> Result<u8, MalformedPart> {
     match digit {
         b'0'..=b'9' => Ok(digit - b'0'),
         b'a'..=b'f' => Ok(digit - b'a' + 10),
         b'A'..=b'F' => Ok(digit - b'A' + 10),
-        _ => Err(PathError::BadEscape),
+        _ => Err(MalformedPart::BadEscape),
     }
 }
 
@@ -143,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    fn check(path: &str, expected: Result<&str, PathError>) {
+    fn check(path: &str, expected: Result<&str, MalformedPart>) {
         let found = normal(path);
         assert_eq!(found.as_deref().map_err(|error| *error), expected, "{path}");
     }
@@ -173,19 +149,19 @@ mod tests {
 
     #[test]
     fn what_servers_read_in_different_ways_is_refused() {
-        check("admin", Err(PathError::NotAbsolute));
-        check("/a%2fb", Err(PathError::HiddenSlash));
-        check("/a%5C..%5Cb", Err(PathError::HiddenSlash));
-        check("/a\\b", Err(PathError::HiddenSlash));
-        check("/a%00", Err(PathError::Control));
-        check("/a%0d%0aX", Err(PathError::Control));
-        check("/a\u{7f}", Err(PathError::Control));
-        check("/a%", Err(PathError::BadEscape));
-        check("/a%4", Err(PathError::BadEscape));
-        check("/a%zz", Err(PathError::BadEscape));
-        check("/public/..;/admin", Err(PathError::DottedParameters));
-        check("/public/%2e%2e;x/admin", Err(PathError::DottedParameters));
-        check("/../etc", Err(PathError::AboveRoot));
+        check("admin", Err(MalformedPart::RelativePath));
+        check("/a%2fb", Err(MalformedPart::HiddenSlash));
+        check("/a%5C..%5Cb", Err(MalformedPart::HiddenSlash));
+        check("/a\\b", Err(MalformedPart::HiddenSlash));
+        check("/a%00", Err(MalformedPart::ControlCharacter));
+        check("/a%0d%0aX", Err(MalformedPart::ControlCharacter));
+        check("/a\u{7f}", Err(MalformedPart::ControlCharacter));
+        check("/a%", Err(MalformedPart::BadEscape));
+        check("/a%4", Err(MalformedPart::BadEscape));
+        check("/a%zz", Err(MalformedPart::BadEscape));
+        check("/public/..;/admin", Err(MalformedPart::DottedParameters));
+        check("/public/%2e%2e;x/admin", Err(MalformedPart::DottedParameters));
+        check("/../etc", Err(MalformedPart::AboveRoot));
     }
 
     proptest! {

@@ -19,10 +19,6 @@ mod counting;
 
 mod client_socket;
 
-mod channel_io;
-
-mod route;
-
 pub(crate) mod headers;
 
 mod forwarded;

@@ -17,7 +17,7 @@ use super::udp;
 use crate::connection_record::{ConnectionRecord, CrossingDirection, protocol_word};
 use crate::live::AccessRequest;
 use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
-use crate::policy::PolicyRefusal;
+use crate::policy::{MalformedPart, PolicyRefusal};
 use crate::proxy::Proxy;
 
 /// Serves one stream of another site. The box holds what its protocol needs and no more: there are thousands
@@ -71,11 +71,7 @@ fn service(
     let content = match content {
         Ok(content) if protocol.is_none_or(|protocol| carries(content, protocol)) => content,
         Ok(_) => {
-            refuse(
-                record,
-                &PolicyRefusal::Malformed { why: "the content does not match the protocol of the service" },
-                stream,
-            );
+            refuse(record, &PolicyRefusal::Malformed { why: MalformedPart::ServiceProtocol }, stream);
             return done();
         }
         Err(refusal) => {
@@ -88,9 +84,7 @@ fn service(
         StreamContent::Datagrams => Box::pin(udp::serve_inbound(proxy, record, stream)),
         StreamContent::Requests | StreamContent::Upgrade => {
             let refusal = record.admit().err();
-            let refusal = refusal.unwrap_or(PolicyRefusal::Malformed {
-                why: "the content does not match the protocol of the service",
-            });
+            let refusal = refusal.unwrap_or(PolicyRefusal::Malformed { why: MalformedPart::ServiceProtocol });
             refuse(record, &refusal, stream);
             done()
         }

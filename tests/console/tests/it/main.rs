@@ -64,16 +64,21 @@ impl ConsoleLab {
         ConsoleLab { cloud, _edges: edges.into(), _backend: backend, folder }
     }
 
-    /// Runs a program of `browser/` to its end and prints its output.
-    fn browse(&self, modules: &str, program: &str) -> i32 {
+    /// Runs a program of `browser/` to its end, prints its output, and fails with the log and the failed scenarios.
+    ///
+    /// The browser has a network namespace of its own: Chromium aborts requests with ERR_NETWORK_CHANGED when an
+    /// interface of its host comes or goes, and tests beside this one make interfaces.
+    fn browse(&self, modules: &str, program: &str) {
         let mut command = Command::new("node");
         command.arg(here("browser").join(program));
         command.env("CONSOLE_MODULES", modules).env("CAUSEWAY_PROGRAM", binary().unwrap());
+        command.env("CONSOLE_CHROMIUM", here("browser").join("isolated-chromium"));
         command.env("CONSOLE_URL", format!("https://{}/console", self.cloud.api));
         command.env("CONSOLE_KUBECONFIG", self.cloud.kubeconfig()).env("HOME", self.folder.path());
         let ran = finish(command, None).unwrap();
         println!("{}{}", ran.stdout, ran.stderr);
-        ran.code
+        let failed = ran.stdout.split_once("FAILED").map_or("", |(_, after)| after);
+        assert_eq!(ran.code, 0, "{}\nFAILED{failed}{}", self.cloud.process.log(), ran.stderr);
     }
 }
 
@@ -101,7 +106,7 @@ fn the_console_works_in_a_browser() {
         (!presences.trim().is_empty()).then_some(())
     })
     .unwrap();
-    assert_eq!(lab.browse(&modules, "scenarios.mjs"), 0, "{}", lab.cloud.process.log());
+    lab.browse(&modules, "scenarios.mjs");
 }
 
 /// Prints first paint and frame times with 1,000 sites and 5,000 exposures; asserts nothing about them.
@@ -110,5 +115,5 @@ fn the_console_works_in_a_browser() {
 fn a_large_fleet_is_measured() {
     let Some(modules) = modules() else { return };
     let lab = ConsoleLab::start();
-    assert_eq!(lab.browse(&modules, "large-fleet.mjs"), 0, "{}", lab.cloud.process.log());
+    lab.browse(&modules, "large-fleet.mjs");
 }

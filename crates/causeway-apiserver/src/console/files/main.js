@@ -50,13 +50,18 @@ function tell() {
   setText(live, isLive ? "live" : "connecting…");
 }
 
-function askForSignIn(notice) {
+/** Ends everything that asks the server, so that no call is made with a session that has ended. */
+function leave() {
   who = null;
   page?.destroy();
   page = null;
   store.forget();
   figures.forget();
   bar.hidden = true;
+}
+
+function askForSignIn(notice) {
+  leave();
   document.title = "Sign in · Causeway";
   signIn(content, { notice, done: begin });
 }
@@ -86,10 +91,13 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   content.focus();
 });
 document.getElementById("sign-out").addEventListener("click", async () => {
+  leave();
+  content.replaceChildren();
   try {
     await session.end();
-  } finally {
     askForSignIn("You are signed out.");
+  } catch (error) {
+    askForSignIn(`The sign-out did not reach the server, so the session may go on: ${error.message}`);
   }
 });
 

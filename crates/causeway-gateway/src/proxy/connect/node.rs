@@ -22,7 +22,7 @@ use crate::connection_record::{AdmittedAccess, ConnectionRecord, CrossingDirecti
 use crate::dial::Denied;
 use crate::live::{AccessRequest, CutReason, LiveConnection};
 use crate::peers::{CrossingHeader, NODE_READY, StreamContent};
-use crate::policy::{PolicyRefusal, Principal};
+use crate::policy::{MalformedPart, PolicyRefusal, Principal};
 use crate::proxy::Proxy;
 use crate::proxy::copy::any::any_side;
 use crate::proxy::copy::{ByteSink, ByteSource, CopyEnd, CopySide, SplitSocket, cross, stream_side};
@@ -271,7 +271,7 @@ pub async fn serve(proxy: Arc<Proxy>, origin: SiteName, header: StreamHeader, st
     let client = crossing.as_ref().ok().and_then(CrossingHeader::client);
     let port = crossing.and_then(|crossing| match crossing.content()? {
         StreamContent::Bytes => crossing.node_port(),
-        _ => Err(PolicyRefusal::Malformed { why: "a stream to a node must have the protocol tcp" }),
+        _ => Err(PolicyRefusal::Malformed { why: MalformedPart::NodeProtocol }),
     });
     let node = ServerName::from(header.target.as_str());
     let number = port.as_ref().copied().unwrap_or_default();

@@ -15,7 +15,7 @@ use causeway_netmap::{NetmapView, ServiceName};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::channel_io::StreamEndNote;
+use super::channel::StreamEndNote;
 use super::counting::ConnectionCount;
 use crate::connection_record::AdmittedAccess;
 use crate::limits::LimitTable;

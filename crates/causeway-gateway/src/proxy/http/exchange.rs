@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use causeway_netmap::{DnsNameTarget, NetmapView, ServiceName, ServiceProtocol};
+use causeway_netmap::{DnsNameTarget, NetmapView, ServiceEntry, ServiceName, ServiceProtocol, SiteName};
 use http::request::Parts;
 use http::{Request, Response, StatusCode, Version, header};
 use hyper::body::{Body, Incoming};
@@ -20,17 +20,15 @@ use super::channel::{self, ChannelRoute};
 use super::connection::HttpConnection;
 use super::error_response::{ErrorFormat, ProxyError, end_of_word};
 use super::extended::{self, ExtendedConnect};
-use super::headers::{self, HeadError};
 use super::pool::PoolLease;
-use super::route::NextHop;
-use super::{forwarded, request_target, tunnel, upgrade};
+use super::{forwarded, headers, request_target, tunnel, upgrade};
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{
     AdmittedAccess, ByteMeter, ConnectionRecord, CrossingDirection, protocol_word,
 };
 use crate::limits::LimitExceeded;
 use crate::live::{AccessRequest, AllowedRequest, RequestLine};
-use crate::policy::PolicyRefusal;
+use crate::policy::{MalformedPart, PolicyRefusal, Principal};
 use crate::proxy::Proxy;
 
 /// State that the requests of one connection share.
@@ -197,13 +195,13 @@ impl Exchange {
         record: &mut ConnectionRecord,
         request: &Request<Incoming>,
     ) -> Result<(AdmittedAccess, AllowedRequest), PolicyRefusal> {
-        let malformed = |why: &'static str| PolicyRefusal::Malformed { why };
+        let malformed = |why| PolicyRefusal::Malformed { why };
         if self.connection.take_two_lengths() {
-            return Err(malformed(HeadError::TwoLengths.why()));
+            return Err(malformed(MalformedPart::TwoLengths));
         }
-        headers::inspect(request).map_err(|error| malformed(error.why()))?;
+        headers::inspect(request).map_err(malformed)?;
         let mut admitted = record.admit()?;
-        let allowed = admitted.request.take().ok_or(malformed("it is not for a service"))?;
+        let allowed = admitted.request.take().ok_or(malformed(MalformedPart::NoService))?;
         record.set_request(request.method().as_str(), &allowed.path, Some(allowed.rule.as_str()));
         Ok((admitted, allowed))
     }
@@ -382,5 +380,33 @@ fn named(view: &NetmapView, host: Option<&str>) -> Result<ServiceName, ProxyErro
             Err(ProxyError::misdirected(format!("{name} is a node, not a service")))
         }
         None => Err(ProxyError::unknown_name(format!("no service has the name {name} at this site"))),
+    }
+}
+
+/// The destination of an allowed request.
+enum NextHop<'a> {
+    /// The gateway of that site.
+    Away(&'a SiteName),
+    /// A backend of this site.
+    Here(&'a ServiceEntry),
+}
+
+impl<'a> NextHop<'a> {
+    /// Returns the next hop of an access that was granted by the same netmap.
+    fn of(
+        view: &'a NetmapView,
+        claim: &AccessRequest,
+        who: &Principal,
+    ) -> Result<NextHop<'a>, PolicyRefusal> {
+        let service = claim.service();
+        let service = service.ok_or(PolicyRefusal::Malformed { why: MalformedPart::NoService })?;
+        let unknown = || PolicyRefusal::NoService { service: service.clone() };
+        if let AccessRequest::Use { .. } = claim {
+            let presence = view.presences.get(service).ok_or_else(unknown)?;
+            if presence.service_site != who.site {
+                return Ok(NextHop::Away(&presence.service_site));
+            }
+        }
+        view.services.get(service).map(NextHop::Here).ok_or_else(unknown)
     }
 }

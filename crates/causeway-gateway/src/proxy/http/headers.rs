@@ -9,6 +9,8 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Uri, Version};
 
+use crate::policy::MalformedPart;
+
 /// On a response of a gateway itself: the word of its refusal.
 pub const REFUSAL: HeaderName = HeaderName::from_static("causeway-refusal");
 
@@ -76,48 +78,28 @@ pub fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// A head that two readers could parse differently.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeadError {
-    TwoLengths,
-    OddEncoding,
-    OddHost,
-    Connect,
-}
-
-impl HeadError {
-    pub fn why(self) -> &'static str {
-        match self {
-            HeadError::TwoLengths => "it has both a length and a transfer encoding",
-            HeadError::OddEncoding => "it has a transfer encoding other than chunked",
-            HeadError::OddHost => "it has no Host, or more than one",
-            HeadError::Connect => "CONNECT is not for services",
-        }
-    }
-}
-
 /// Rejects ambiguous heads that the parser accepts. It already rejects odd white space, folded lines and
 /// unequal lengths.
-pub fn inspect<B>(request: &Request<B>) -> Result<(), HeadError> {
+pub fn inspect<B>(request: &Request<B>) -> Result<(), MalformedPart> {
     let headers = request.headers();
     if headers.contains_key(header::TRANSFER_ENCODING) {
         if headers.contains_key(header::CONTENT_LENGTH) {
-            return Err(HeadError::TwoLengths);
+            return Err(MalformedPart::TwoLengths);
         }
         let mut encodings = headers.get_all(header::TRANSFER_ENCODING).iter();
         let first = encodings.next().map(HeaderValue::as_bytes).unwrap_or_default();
         if encodings.next().is_some() || !first.eq_ignore_ascii_case(b"chunked") {
-            return Err(HeadError::OddEncoding);
+            return Err(MalformedPart::TransferEncoding);
         }
     }
     if request.method() == Method::CONNECT {
-        return Err(HeadError::Connect);
+        return Err(MalformedPart::Connect);
     }
     let mut hosts = headers.get_all(header::HOST).iter();
     let (host, another) = (hosts.next(), hosts.next());
     let named = host.is_some() || request.uri().authority().is_some();
     if another.is_some() || (!named && request.version() == Version::HTTP_11) {
-        return Err(HeadError::OddHost);
+        return Err(MalformedPart::Host);
     }
     // HTTP/2 allows both, and they must agree (RFC 9113, 8.3.1); in HTTP/1.1 the request line takes
     // precedence over the field.
@@ -125,7 +107,7 @@ pub fn inspect<B>(request: &Request<B>) -> Result<(), HeadError> {
         (Some(authority), Some(host)) if request.version() == Version::HTTP_2 => {
             match authority.as_str().as_bytes().eq_ignore_ascii_case(host.as_bytes()) {
                 true => Ok(()),
-                false => Err(HeadError::OddHost),
+                false => Err(MalformedPart::Host),
             }
         }
         _ => Ok(()),
@@ -224,21 +206,21 @@ mod tests {
 
     #[test]
     fn a_head_with_two_meanings_is_found() {
-        let check = |request: http::request::Builder, expected: Result<(), HeadError>| {
+        let check = |request: http::request::Builder, expected: Result<(), MalformedPart>| {
             assert_eq!(inspect(&request.body(()).unwrap()), expected);
         };
         let get = || Request::get("/").version(Version::HTTP_11);
         check(get().header("host", "a"), Ok(()));
-        check(get(), Err(HeadError::OddHost));
-        check(get().header("host", "a").header("host", "a"), Err(HeadError::OddHost));
+        check(get(), Err(MalformedPart::Host));
+        check(get().header("host", "a").header("host", "a"), Err(MalformedPart::Host));
         check(Request::get("http://b/").header("host", "a"), Ok(()));
         check(Request::get("/").version(Version::HTTP_10), Ok(()));
         let two = Request::get("http://b/").version(Version::HTTP_2);
-        check(two.header("host", "a"), Err(HeadError::OddHost));
+        check(two.header("host", "a"), Err(MalformedPart::Host));
         let host = || get().header("host", "a");
         let both = host().header("transfer-encoding", "chunked").header("content-length", "5");
-        check(both, Err(HeadError::TwoLengths));
-        check(host().header("transfer-encoding", "gzip, chunked"), Err(HeadError::OddEncoding));
-        check(host().method("CONNECT"), Err(HeadError::Connect));
+        check(both, Err(MalformedPart::TwoLengths));
+        check(host().header("transfer-encoding", "gzip, chunked"), Err(MalformedPart::TransferEncoding));
+        check(host().method("CONNECT"), Err(MalformedPart::Connect));
     }
 }

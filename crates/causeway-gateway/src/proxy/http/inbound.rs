@@ -11,7 +11,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
-use super::channel_io::{ChannelIo, StreamEndNote};
+use super::channel::{ChannelIo, StreamEndNote};
 use super::connection::{ConnectionOrigin, HttpConnection};
 use super::exchange::{Exchange, ExchangeSide};
 use super::pool;

@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::body::RequestBody;
-use super::channel_io::StreamEndNote;
+use super::channel::StreamEndNote;
 use super::error_response::ProxyError;
 use crate::peers::BoxedFuture;
 
