@@ -51,7 +51,7 @@ impl BodyEncoding {
 pub fn lease(encoding: BodyEncoding, body: &[u8]) -> Result<Value, BodyError> {
     match encoding {
         BodyEncoding::Json => Ok(serde_json::from_slice(body)?),
-        BodyEncoding::Protobuf => Ok(decode::<Lease>(body)?.to_json()),
+        BodyEncoding::Protobuf => Ok(decode::<Lease>(body)?.into_json()),
     }
 }
 
@@ -59,7 +59,7 @@ pub fn lease(encoding: BodyEncoding, body: &[u8]) -> Result<Value, BodyError> {
 pub fn event(encoding: BodyEncoding, body: &[u8]) -> Result<Value, BodyError> {
     match encoding {
         BodyEncoding::Json => Ok(serde_json::from_slice(body)?),
-        BodyEncoding::Protobuf => Ok(decode::<Event>(body)?.to_json()),
+        BodyEncoding::Protobuf => Ok(decode::<Event>(body)?.into_json()),
     }
 }
 
@@ -71,7 +71,7 @@ pub fn metadata(encoding: BodyEncoding, body: &[u8]) -> Result<Value, BodyError>
             Ok(object["metadata"].take())
         }
         BodyEncoding::Protobuf => {
-            Ok(decode::<AnyObject>(body)?.metadata.unwrap_or_default().to_json().into())
+            Ok(decode::<AnyObject>(body)?.metadata.unwrap_or_default().into_json().into())
         }
     }
 }
@@ -346,7 +346,7 @@ impl Time {
 }
 
 impl ObjectMeta {
-    fn to_json(self) -> Map<String, Value> {
+    fn into_json(self) -> Map<String, Value> {
         let owners = self.owner_references.into_iter().map(|owner| {
             let fields = Fields::default()
                 .text("apiVersion", owner.api_version)
@@ -373,7 +373,7 @@ impl ObjectMeta {
 }
 
 impl Lease {
-    fn to_json(self) -> Value {
+    fn into_json(self) -> Value {
         let spec = self.spec.unwrap_or_default();
         let spec = Fields::default()
             .value("holderIdentity", spec.holder_identity.map(Value::from))
@@ -381,12 +381,12 @@ impl Lease {
             .value("acquireTime", spec.acquire_time.and_then(Time::micros))
             .value("renewTime", spec.renew_time.and_then(Time::micros))
             .value("leaseTransitions", spec.lease_transitions.map(Value::from));
-        json!({"metadata": self.metadata.unwrap_or_default().to_json(), "spec": spec.0})
+        json!({"metadata": self.metadata.unwrap_or_default().into_json(), "spec": spec.0})
     }
 }
 
 impl ObjectReference {
-    fn to_json(self) -> Value {
+    fn into_json(self) -> Value {
         let fields = Fields::default()
             .text("kind", self.kind)
             .text("namespace", self.namespace)
@@ -400,7 +400,7 @@ impl ObjectReference {
 }
 
 impl Event {
-    fn to_json(self) -> Value {
+    fn into_json(self) -> Value {
         let source = self.source.unwrap_or_default();
         let source = Fields::default().text("component", source.component).text("host", source.host).0;
         let series = self.series.map(|series| {
@@ -408,8 +408,8 @@ impl Event {
             json!({"count": series.count, "lastObservedTime": seen})
         });
         let fields = Fields::default()
-            .value("metadata", Some(self.metadata.unwrap_or_default().to_json().into()))
-            .value("involvedObject", Some(self.involved_object.unwrap_or_default().to_json()))
+            .value("metadata", Some(self.metadata.unwrap_or_default().into_json().into()))
+            .value("involvedObject", Some(self.involved_object.unwrap_or_default().into_json()))
             .text("reason", self.reason)
             .text("message", self.message)
             .value("source", Some(source.into()))
@@ -420,7 +420,7 @@ impl Event {
             .value("eventTime", self.event_time.and_then(Time::micros))
             .value("series", series)
             .text("action", self.action)
-            .value("related", self.related.map(ObjectReference::to_json))
+            .value("related", self.related.map(ObjectReference::into_json))
             .value("reportingComponent", Some(self.reporting_component.into()))
             .value("reportingInstance", Some(self.reporting_instance.into()));
         Value::Object(fields.0)
