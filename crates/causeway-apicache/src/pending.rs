@@ -4,7 +4,7 @@
 //! the node itself and of its pods, and events. Of several writes to one status the last result is kept, with the object on which the first
 //! one stood, so the log is bounded by the objects of the site.
 //!
-//! The rule for conflicts: fields that the site changed win, all others stay as they are in the cluster. A write to an object that was
+//! The rule for conflicts: fields that the site changed win, every other field stays as it is in the cluster. A write to an object that was
 //! deleted, or replaced by another of the same name, is dropped and reported.
 
 pub mod log;

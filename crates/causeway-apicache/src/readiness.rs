@@ -106,7 +106,7 @@ impl OfflineReadiness {
         let tokens: BTreeSet<String> = tokens.into_iter().collect();
         let mut pods = std::collections::BTreeMap::new();
         for collection in self.subscriptions.of_resource(&ResourceName::new("", "v1", "pods")) {
-            // Pods that kubelets of the site follow; others run elsewhere.
+            // Pods that a kubelet of the site follows; every other pod runs elsewhere.
             if !collection.scope.field_selector.starts_with("spec.nodeName=") {
                 continue;
             }

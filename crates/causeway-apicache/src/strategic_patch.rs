@@ -40,10 +40,10 @@ fn apply_map(mut object: Map<String, Value>, patch: &Map<String, Value>) -> Map<
         object.retain(|name, _| retained.iter().any(|retained| retained == name.as_str()));
     }
     for (name, value) in patch {
-        if let Some(list) = name.strip_prefix(DELETE_FROM) {
-            if let (Some(Value::Array(held)), Value::Array(gone)) = (object.get_mut(list), value) {
-                held.retain(|element| !gone.contains(element));
-            }
+        if let Some(list) = name.strip_prefix(DELETE_FROM)
+            && let (Some(Value::Array(held)), Value::Array(gone)) = (object.get_mut(list), value)
+        {
+            held.retain(|element| !gone.contains(element));
         }
         if name.starts_with('$') {
             continue;

@@ -20,7 +20,7 @@ pub struct LocalObject {
     pub object: Option<KubeObject>,
 }
 
-/// The local objects of one resource, by key. Bounded by those who put objects here.
+/// The local objects of one resource, by key. Bounded by the pending log and the slices of the copy.
 #[derive(Default)]
 pub struct LocalObjects(Mutex<BTreeMap<String, LocalObject>>);
 
