@@ -6,7 +6,7 @@ CARGO ?= cargo
 SECONDS_PER_TARGET ?= 600
 NEXTEST := $(shell command -v cargo-nextest)
 
-.PHONY: demo test check tidy bench soak fuzz deny crds build-needs test-needs
+.PHONY: demo test check tidy bench soak fuzz deny crds package package-test image image-test build-needs test-needs
 
 demo: build-needs               ## a cloud and two sites, the objects of examples/, and what crosses, live
 	$(CARGO) run --package causeway -- demo $(DEMO_ARGS)
@@ -38,6 +38,21 @@ fuzz: build-needs               ## every fuzz target for SECONDS_PER_TARGET seco
 deny:                           ## licences and banned crates (installs cargo-deny)
 	command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	cargo-deny check bans licenses sources
+
+package: build-needs            ## the Debian package, in target/package/ (installs cargo-deb)
+	deploy/debian/build
+
+package-test: build-needs       ## installs, upgrades, uses and removes the package in a clean Debian root (root; a debug build)
+	deploy/debian/test "$$(PROFILE=dev deploy/debian/build | tail -1)"
+
+image: build-needs              ## the container image from scratch, as target/package/causeway-image.tar (buildah)
+	$(CARGO) build --release --package causeway
+	mkdir -p target/package
+	deploy/image/build target/release/causeway target/package/causeway-image.tar
+
+image-test: build-needs         ## builds the image from a debug build and runs a cloud in it (root, buildah)
+	$(CARGO) build --package causeway
+	deploy/image/test target/debug/causeway
 
 crds:                           ## writes deploy/crds/ from the types
 	UPDATE=1 $(CARGO) test --quiet --package causeway-api crd

@@ -36,6 +36,7 @@ use tokio_util::sync::CancellationToken;
 use crate::actions::CloudActions;
 use crate::admin_journal::{self, AdminJournal};
 use crate::audit::AuditJournal;
+use crate::audit_export::{AuditExport, AuditExportConfig};
 use crate::bootstrap;
 use crate::channel::ChannelServer;
 use crate::connect_listeners::ConnectListeners;
@@ -86,6 +87,8 @@ pub struct CloudConfig {
     /// The time after its end in which a certificate may still be renewed with its old key.
     pub expired_grace: Duration,
     pub audit: AuditLimits,
+    /// Collectors that get a copy of all audit records.
+    pub audit_export: AuditExportConfig,
     /// Bounds on unauthenticated peers at the channel port, and on the resources of one link.
     pub port: PortLimits,
     /// The time that requests and streams in flight have after the stop.
@@ -132,6 +135,8 @@ pub struct Addresses {
 const ADDRESSES_FILE: &str = "run/addresses.json";
 const PORT_KEYS_FILE: &str = "channel.keys";
 const AUDIT_FOLDER: &str = "audit";
+/// Below `AUDIT_FOLDER`: records that wait for collectors.
+const EXPORT_FOLDER: &str = "export";
 
 /// A cloud, bound and not yet running.
 pub struct Cloud {
@@ -158,6 +163,7 @@ struct Listeners {
 
 /// The persistent parts: the logs, the store, identity and the objects.
 struct Base {
+    export: Option<AuditExport>,
     audit: AuditLog,
     admin_audit: AuditLog,
     admin_journal: Arc<AdminJournal>,
@@ -304,6 +310,9 @@ impl Cloud {
             "the store's health check",
             Box::pin(controllers.store_health.run(servants.clone())),
         ));
+        if let Some(export) = self.base.export {
+            back.spawn(named("the export of audit records", Box::pin(export.run(servants.clone()))));
+        }
         back.spawn(named("the admin server", Box::pin(self.admin.run(servants.clone()))));
         notify::ready();
 
@@ -312,6 +321,7 @@ impl Cloud {
             () = stop.cancelled() => None,
             Some(ended) = front.join_next() => Some(ended.unwrap_or("a listener that failed")),
             Some(ended) = back.join_next() => Some(ended.unwrap_or("a part that failed")),
+            never = notify::keep_alive() => match never {},
         };
         notify::stopping();
         if early.is_none() {
@@ -394,11 +404,8 @@ impl Start {
     async fn open_base(&self) -> Result<(Base, EventQueue), CloudError> {
         let config = &self.config;
         let folder = self.data_dir.folder(AUDIT_FOLDER)?;
-        let opened = AuditLog::open(&folder, config.audit).and_then(|audit| {
-            let coalesce = CoalesceLimits::default();
-            Ok((audit, AuditLog::open_as(&folder, admin_journal::NAME, config.audit, coalesce)?))
-        });
-        let (audit, admin_audit) = opened.map_err(|source| CloudError::Audit { folder, source })?;
+        let (export, audit, admin_audit) =
+            self.open_logs(&folder).map_err(|source| CloudError::Audit { folder, source })?;
         let store = Store::open(config.store.clone()).await?;
         let identity = identity_config(config, &self.addresses, audit.clone());
         let registrar = Registrar::open(store.clone(), identity).await?;
@@ -415,9 +422,32 @@ impl Start {
         };
         let registry = Arc::new(Registry::with_hooks(store.clone(), Arc::new(SystemClock), hooks));
         bootstrap::ensure(&registry).await.map_err(CloudError::First)?;
-        let base =
-            Base { audit, admin_audit, admin_journal, store, registrar, directory, live_sessions, registry };
+        let base = Base {
+            export,
+            audit,
+            admin_audit,
+            admin_journal,
+            store,
+            registrar,
+            directory,
+            live_sessions,
+            registry,
+        };
         Ok((base, recorded_events))
+    }
+
+    /// Opens the export of records, and the logs of identity and of administration.
+    fn open_logs(&self, folder: &Path) -> std::io::Result<(Option<AuditExport>, AuditLog, AuditLog)> {
+        let config = &self.config;
+        let export =
+            AuditExport::open(&folder.join(EXPORT_FOLDER), config.audit_export.clone(), &self.metrics)?;
+        let open = |name, journal| {
+            let tap = export.as_ref().map(|export| export.tap(journal));
+            AuditLog::open_tapped(folder, name, config.audit, CoalesceLimits::default(), tap)
+        };
+        let identity = open(causeway_daemon::audit::NAME, "identity")?;
+        let admin = open(admin_journal::NAME, "admin")?;
+        Ok((export, identity, admin))
     }
 
     /// Opens the intake of records, and builds sessions, fleet and gateway on it.
@@ -426,7 +456,7 @@ impl Start {
         let inbox = Arc::new(ReportInbox::default());
         let netmaps = NetmapPublisher::new(&self.metrics, inbox.clone());
         let directory_of_holder = base.directory.clone();
-        let intake = Arc::new(self.open_intake(&base.store)?);
+        let intake = Arc::new(self.open_intake(base)?);
         self.metrics.register(|registry| intake.metrics().register(registry));
         let tunnel_reports = TunnelReports::default();
         let sessions = self.sessions(base, &netmaps, intake.clone(), inbox.clone(), &tunnel_reports);
@@ -449,8 +479,12 @@ impl Start {
         self.metrics.register(|registry| gateway.register(registry));
         let port = config.gateway.tunnel.as_ref().map_or(0, |tunnel| tunnel.listen.port());
         let tunnel_holder = tunnel_holder.offering(own_tunnel(&gateway, port, &base.registrar.endpoints()));
-        let tunnel_reports =
-            TunnelReportWriter { reports: tunnel_reports, store: base.store.clone(), clock: Clock::system() };
+        let tunnel_reports = TunnelReportWriter {
+            reports: tunnel_reports,
+            store: base.store.clone(),
+            clock: Clock::system(),
+            registrar: base.registrar.clone(),
+        };
         Ok(Traffic {
             netmaps,
             inbox,
@@ -465,9 +499,10 @@ impl Start {
         })
     }
 
-    fn open_intake(&self, store: &Store) -> Result<SpoolIntake, CloudError> {
+    fn open_intake(&self, base: &Base) -> Result<SpoolIntake, CloudError> {
         let folder = self.data_dir.join(AUDIT_FOLDER);
-        SpoolIntake::open(&folder, self.config.audit, store.clone(), Clock::system())
+        let tap = base.export.as_ref().map(|export| export.tap("traffic"));
+        SpoolIntake::open(&folder, self.config.audit, base.store.clone(), Clock::system(), tap)
             .map_err(|source| CloudError::Audit { folder, source })
     }
 

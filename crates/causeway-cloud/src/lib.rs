@@ -7,6 +7,7 @@
 mod actions;
 mod admin_journal;
 mod audit;
+pub mod audit_export;
 mod bootstrap;
 pub mod channel;
 pub mod cloud;

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use causeway_api::sync::MutexExt;
 use causeway_channel::wire::control::{SpoolAck, SpoolBatch};
 use causeway_channel::{Clock, PeerId};
+use causeway_daemon::audit::LineTap;
 use causeway_daemon::rotated::RotationLimits;
 use causeway_store::{Revision, Store, StoreError};
 
@@ -113,14 +114,15 @@ pub struct SpoolIntake {
 }
 
 impl SpoolIntake {
-    /// The journal is `fleet.jsonl` in `folder`.
+    /// The journal is `fleet.jsonl` in `folder`. `tap` is given a copy of its lines.
     pub fn open(
         folder: &Path,
         limits: RotationLimits,
         store: Store,
         clock: Clock,
+        tap: Option<Box<dyn LineTap>>,
     ) -> io::Result<SpoolIntake> {
-        let journal = JournalWriter::open(folder, limits)?;
+        let journal = JournalWriter::open(folder, limits, tap)?;
         let paces = Mutex::default();
         Ok(SpoolIntake { store, journal, clock, metrics: SpoolIntakeMetrics::default(), paces })
     }

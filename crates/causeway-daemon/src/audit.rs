@@ -22,7 +22,7 @@ use crate::rotated::{RotatedFiles, RotationLimits};
 
 /// Lines that may wait: a second of a busy server, a few hundred kilobytes.
 const QUEUE_MAX: usize = 4096;
-const NAME: &str = "audit";
+pub const NAME: &str = "audit";
 /// The interval at which ended windows are looked for.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -40,6 +40,15 @@ struct Inner {
     thread: Mutex<Option<JoinHandle<()>>>,
     dropped: Arc<AtomicU64>,
     repeating: Arc<Repeating>,
+}
+
+/// Is given every line that a log has written, on the thread that writes. For a copy elsewhere.
+pub trait LineTap: Send {
+    /// Takes whole lines, each with its end.
+    fn append(&self, lines: &[u8]);
+
+    /// Everything taken so far is on the disk afterwards.
+    fn sync(&self);
 }
 
 /// The cause of a line. Each source has a table of its own, so that a flood from one does not displace the
@@ -108,6 +117,17 @@ impl AuditLog {
         limits: AuditLimits,
         coalesce: CoalesceLimits,
     ) -> io::Result<AuditLog> {
+        AuditLog::open_tapped(folder, name, limits, coalesce, None)
+    }
+
+    /// As `open_as`, with a copy of every line for `tap`.
+    pub fn open_tapped(
+        folder: &Path,
+        name: &'static str,
+        limits: AuditLimits,
+        coalesce: CoalesceLimits,
+        tap: Option<Box<dyn LineTap>>,
+    ) -> io::Result<AuditLog> {
         let dropped = Arc::new(AtomicU64::new(0));
         let files = RotatedFiles::open(folder, name, limits)?;
         let (queue, messages) = sync_channel(QUEUE_MAX);
@@ -120,6 +140,7 @@ impl AuditLog {
             reported: 0,
             failing: false,
             unsynced: false,
+            tap,
         };
         let thread =
             std::thread::Builder::new().name("audit".to_owned()).spawn(move || writer.run(messages))?;
@@ -216,6 +237,7 @@ struct Writer {
     reported: u64,
     failing: bool,
     unsynced: bool,
+    tap: Option<Box<dyn LineTap>>,
 }
 
 impl Writer {
@@ -241,13 +263,20 @@ impl Writer {
                 self.write_coalesced(due);
                 // A power failure costs the lines of a second at most; a failed sync shows at the next write.
                 if std::mem::take(&mut self.unsynced) {
-                    let _ = self.files.sync();
+                    self.sync();
                 }
             }
         }
         let rest = self.repeating.take(Coalescer::drain);
         self.write_coalesced(rest);
+        self.sync();
+    }
+
+    fn sync(&mut self) {
         let _ = self.files.sync();
+        if let Some(tap) = &self.tap {
+            tap.sync();
+        }
     }
 
     fn write_coalesced(&mut self, held: Vec<Coalesced<Fields>>) {
@@ -283,6 +312,9 @@ impl Writer {
         match self.files.append(line) {
             Ok(_) => {
                 self.unsynced = true;
+                if let Some(tap) = &self.tap {
+                    tap.append(line);
+                }
                 if std::mem::take(&mut self.failing) {
                     tracing::info!("the audit log is written again");
                 }
@@ -321,6 +353,29 @@ mod tests {
         let lines = lines(&dir.path().join(CURRENT));
         assert_eq!(lines[0]["subject"], "admin");
         assert!(lines[0]["time"].as_str().unwrap().ends_with('Z'));
+    }
+
+    #[test]
+    fn a_tap_has_every_line() {
+        struct Copy(Arc<Mutex<Vec<u8>>>, Arc<AtomicU64>);
+        impl LineTap for Copy {
+            fn append(&self, lines: &[u8]) {
+                self.0.lock_ignoring_poison().extend_from_slice(lines);
+            }
+            fn sync(&self) {
+                self.1.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (copied, synced) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicU64::new(0)));
+        let tap = Box::new(Copy(copied.clone(), synced.clone()));
+        let (limits, coalesce) = (AuditLimits::default(), CoalesceLimits::default());
+        let audit = AuditLog::open_tapped(dir.path(), "tapped", limits, coalesce, Some(tap)).unwrap();
+        audit.record(&json!({"number": 1}));
+        audit.record(&json!({"number": 2}));
+        audit.close();
+        assert_eq!(copied.lock_ignoring_poison()[..], fs::read(dir.path().join("tapped.jsonl")).unwrap()[..]);
+        assert!(synced.load(Ordering::Relaxed) > 0);
     }
 
     #[test]

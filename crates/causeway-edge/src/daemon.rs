@@ -186,8 +186,15 @@ impl EdgeDaemon {
             }
             ended
         };
-        let ended = running.await;
-        notify::stopping();
+        let mut running = std::pin::pin!(running);
+        let ended = tokio::select! {
+            ended = &mut running => ended,
+            never = notify::keep_alive() => match never {},
+            () = stop.cancelled() => {
+                notify::stopping();
+                running.await
+            }
+        };
         spool.inspect(Spool::close);
         admin_stop.cancel();
         admin.await.map_err(EdgeError::Admin)?;

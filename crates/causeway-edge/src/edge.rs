@@ -51,7 +51,9 @@ pub enum EdgeError {
         "the cloud refused the identity of this edge for good; create a new token and start the edge with --join TOKEN"
     )]
     GivenUp(#[source] EnrolError),
-    #[error("this edge is not enrolled yet: start it with --join TOKEN")]
+    #[error(
+        "this edge is not enrolled yet: start it with --join TOKEN, or put a token into the file of the setting `join-file`"
+    )]
     NotEnrolled,
     #[error("stopped before the enrolment was done")]
     Stopped,

@@ -5,7 +5,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     apply, audit, backup, ca, cache, check_config, cloud, completions, delete, demo, describe, doctor, edge,
-    get, kubeconfig, restore, revoke, status, token, version,
+    get, kubeconfig, manual, restore, revoke, status, token, version,
 };
 
 const STYLES: Styles = Styles::styled()
@@ -58,6 +58,7 @@ pub enum CliCommand {
     #[command(name = "check-config")]
     CheckConfig(check_config::Args),
     Completions(completions::Args),
+    Manual(manual::Args),
     Version(version::Args),
 }
 

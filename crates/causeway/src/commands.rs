@@ -16,6 +16,7 @@ pub mod edge;
 pub mod gateway;
 pub mod get;
 pub mod kubeconfig;
+pub mod manual;
 mod reload;
 pub mod restore;
 pub mod revoke;
@@ -39,7 +40,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         CliCommand::Demo(arguments) => demo::run(arguments).await,
         CliCommand::Cloud(arguments) => Box::pin(cloud::run(*arguments)).await,
-        CliCommand::Edge(arguments) => edge::run(arguments).await,
+        CliCommand::Edge(arguments) => Box::pin(edge::run(arguments)).await,
         CliCommand::Apply(arguments) => apply::run(arguments).await,
         CliCommand::Get(arguments) => get::run(arguments).await,
         CliCommand::Describe(arguments) => describe::run(arguments).await,
@@ -56,6 +57,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Restore(arguments) => restore::run(arguments).await,
         CliCommand::CheckConfig(arguments) => check_config::run(&arguments),
         CliCommand::Completions(arguments) => completions::run(&arguments),
+        CliCommand::Manual(arguments) => manual::run(&arguments),
         CliCommand::Version(arguments) => version::run(&arguments),
     }
 }

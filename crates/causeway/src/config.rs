@@ -4,6 +4,8 @@
 //! remembers where each value came from. Nothing else in the workspace reads configuration.
 
 mod defaults;
+#[cfg(test)]
+mod examples;
 mod layer;
 #[cfg(test)]
 mod reference;
@@ -23,8 +25,8 @@ use crate::problem::ManifestProblem;
 pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer, TunnelLayer};
 pub use reload::{Applies, Change, changes};
 pub use values::{
-    AdvertisedEndpoint, DnsListen, NameServer, PresenceModeSetting, PresencePort, ProxySetting, ServerName,
-    StoreSetting, TransportSetting,
+    AdvertisedEndpoint, CollectorUrl, DnsListen, NameServer, PresenceModeSetting, PresencePort, ProxySetting,
+    ServerName, StoreSetting, TransportSetting,
 };
 
 /// The role of a process.
@@ -71,6 +73,7 @@ pub struct Config {
     pub gateway: GatewaySettings,
     pub tunnel: TunnelSettings,
     pub kubernetes: KubernetesSettings,
+    pub export: ExportSettings,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -122,6 +125,8 @@ pub struct EdgeSettings {
     pub transport: Setting<TransportSetting>,
     /// None: as HTTPS_PROXY and NO_PROXY say.
     pub proxy: Setting<Option<ProxySetting>>,
+    /// The join token of the first start.
+    pub join_file: Setting<Option<PathBuf>>,
 }
 
 /// Settings of the gateway, which both roles run.
@@ -158,6 +163,23 @@ pub struct TunnelSettings {
 pub struct KubernetesSettings {
     pub listen: Setting<std::net::SocketAddr>,
     pub unused: Setting<HumanDuration>,
+}
+
+/// Collectors of audit records, in the sections `audit.export` and below.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExportSettings {
+    pub bytes_max: Setting<u64>,
+    pub files_folder: Setting<Option<PathBuf>>,
+    pub webhook_url: Setting<Option<CollectorUrl>>,
+    pub webhook_token_file: Setting<Option<PathBuf>>,
+    pub webhook_ca: Setting<Option<PathBuf>>,
+    pub syslog_endpoint: Setting<Option<AdvertisedEndpoint>>,
+    pub syslog_ca: Setting<Option<PathBuf>>,
+    pub syslog_certificate: Setting<Option<PathBuf>>,
+    pub syslog_key: Setting<Option<PathBuf>>,
+    pub otlp_url: Setting<Option<CollectorUrl>>,
+    pub otlp_token_file: Setting<Option<PathBuf>>,
+    pub otlp_ca: Setting<Option<PathBuf>>,
 }
 
 impl Config {
@@ -229,6 +251,7 @@ impl Config {
                 drain: pick!(defaults::DRAIN, edge.drain),
                 transport: pick!(defaults::TRANSPORT, edge.transport),
                 proxy: pick_optional!(edge.proxy),
+                join_file: pick_optional!(edge.join_file),
             },
             gateway: GatewaySettings {
                 dns: pick_optional!(gateway.dns),
@@ -249,6 +272,20 @@ impl Config {
             kubernetes: KubernetesSettings {
                 listen: pick!(defaults::KUBERNETES_LISTEN, kubernetes.listen),
                 unused: pick!(defaults::KUBERNETES_UNUSED, kubernetes.unused),
+            },
+            export: ExportSettings {
+                bytes_max: pick!(defaults::AUDIT_EXPORT_BYTES_MAX, audit.export.bytes_max),
+                files_folder: pick_optional!(audit.export.files.folder),
+                webhook_url: pick_optional!(audit.export.webhook.url),
+                webhook_token_file: pick_optional!(audit.export.webhook.token_file),
+                webhook_ca: pick_optional!(audit.export.webhook.ca),
+                syslog_endpoint: pick_optional!(audit.export.syslog.endpoint),
+                syslog_ca: pick_optional!(audit.export.syslog.ca),
+                syslog_certificate: pick_optional!(audit.export.syslog.certificate),
+                syslog_key: pick_optional!(audit.export.syslog.key),
+                otlp_url: pick_optional!(audit.export.otlp.url),
+                otlp_token_file: pick_optional!(audit.export.otlp.token_file),
+                otlp_ca: pick_optional!(audit.export.otlp.ca),
             },
         }
     }
@@ -274,6 +311,11 @@ impl Config {
         anyhow::ensure!(
             pair.0.is_some() == pair.1.is_some(),
             "`etcd-certificate` and `etcd-key` belong together: set both or neither"
+        );
+        let export = &self.export;
+        anyhow::ensure!(
+            export.syslog_certificate.value.is_some() == export.syslog_key.value.is_some(),
+            "`certificate` and `key` of `audit.export.syslog` belong together: set both or neither"
         );
         let dns = self.gateway.dns.value.as_deref().unwrap_or_default();
         anyhow::ensure!(
@@ -321,6 +363,7 @@ impl Config {
         let edge = &self.edge;
         show!("edge",
             "admin" => edge.admin, "drain" => edge.drain, "transport" => edge.transport, "proxy" => edge.proxy,
+            "join-file" => edge.join_file,
         );
         let gateway = &self.gateway;
         show!("gateway",
@@ -335,6 +378,19 @@ impl Config {
         );
         let kubernetes = &self.kubernetes;
         show!("kubernetes", "listen" => kubernetes.listen, "unused" => kubernetes.unused);
+        let export = &self.export;
+        show!("audit.export", "bytes-max" => export.bytes_max);
+        show!("audit.export.files", "folder" => export.files_folder);
+        show!("audit.export.webhook",
+            "url" => export.webhook_url, "token-file" => export.webhook_token_file, "ca" => export.webhook_ca,
+        );
+        show!("audit.export.syslog",
+            "endpoint" => export.syslog_endpoint, "ca" => export.syslog_ca,
+            "certificate" => export.syslog_certificate, "key" => export.syslog_key,
+        );
+        show!("audit.export.otlp",
+            "url" => export.otlp_url, "token-file" => export.otlp_token_file, "ca" => export.otlp_ca,
+        );
         all
     }
 

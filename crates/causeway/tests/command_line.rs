@@ -199,3 +199,20 @@ fn the_version_names_the_commit_and_help_is_a_command() {
     assert_eq!(help.code, 0, "{}", help.stderr);
     assert!(help.stdout.contains("Usage: causeway token"), "{}", help.stdout);
 }
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("man");
+    assert_eq!(run(&["manual", pages.to_str().unwrap()], "").code, 0);
+    for (name, parts) in [
+        ("causeway.1", &["causeway\\-cloud", "Examples:"][..]),
+        ("causeway-cloud.1", &[".TH causeway", "\\-\\-advertise", "Examples:"]),
+        ("causeway-token-create.1", &["\\-\\-site"]),
+    ] {
+        let text = std::fs::read_to_string(pages.join(name)).unwrap();
+        for part in parts {
+            assert!(text.contains(part), "{part} is missing in {name}:\n{text}");
+        }
+    }
+}

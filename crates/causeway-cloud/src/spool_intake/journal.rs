@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use causeway_api::sync::MutexExt;
+use causeway_daemon::audit::LineTap;
 use causeway_daemon::rotated::{RotatedFiles, RotationLimits};
 use tokio::sync::oneshot;
 
@@ -30,12 +31,17 @@ struct Write {
 }
 
 impl JournalWriter {
-    pub fn open(folder: &Path, limits: RotationLimits) -> io::Result<JournalWriter> {
+    /// `tap` has a copy of every line on its disk before `append` returns.
+    pub fn open(
+        folder: &Path,
+        limits: RotationLimits,
+        tap: Option<Box<dyn LineTap>>,
+    ) -> io::Result<JournalWriter> {
         let files = RotatedFiles::open_unbounded(folder, NAME, limits.file_bytes_max)?;
         let (queue, writes) = sync_channel(QUEUE_MAX);
         let thread = std::thread::Builder::new()
             .name("upstream".to_owned())
-            .spawn(move || run(files, limits, &writes))?;
+            .spawn(move || run(files, limits, &writes, tap.as_deref()))?;
         Ok(JournalWriter { queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)) })
     }
 
@@ -68,7 +74,7 @@ impl Drop for JournalWriter {
     }
 }
 
-fn run(mut files: RotatedFiles, limits: RotationLimits, writes: &Receiver<Write>) {
+fn run(mut files: RotatedFiles, limits: RotationLimits, writes: &Receiver<Write>, tap: Option<&dyn LineTap>) {
     // A bound that was made smaller holds at once.
     bound(&files, limits);
     while let Ok(first) = writes.recv() {
@@ -78,6 +84,9 @@ fn run(mut files: RotatedFiles, limits: RotationLimits, writes: &Receiver<Write>
             match files.append(&write.lines) {
                 Ok(rotated) => {
                     is_rotated |= rotated;
+                    if let Some(tap) = tap {
+                        tap.append(&write.lines);
+                    }
                     waiting.push(write.done);
                 }
                 Err(error) => {
@@ -89,7 +98,12 @@ fn run(mut files: RotatedFiles, limits: RotationLimits, writes: &Receiver<Write>
         }
         let synced = match waiting.is_empty() {
             true => Ok(()),
-            false => files.sync().map_err(Arc::new),
+            false => {
+                if let Some(tap) = tap {
+                    tap.sync();
+                }
+                files.sync().map_err(Arc::new)
+            }
         };
         waiting.into_iter().for_each(|done| drop(done.send(synced.clone())));
         if is_rotated {

@@ -22,7 +22,8 @@ impl Lab {
 
     fn replica(&self, name: &str) -> SpoolIntake {
         let folder = self.folder.path().join(name);
-        SpoolIntake::open(&folder, RotationLimits::default(), self.store.clone(), Clock::system()).unwrap()
+        SpoolIntake::open(&folder, RotationLimits::default(), self.store.clone(), Clock::system(), None)
+            .unwrap()
     }
 
     /// The numbers a reader of these replicas' journals sees, and how many lines there really are.
@@ -106,7 +107,7 @@ async fn a_gateway_that_floods_the_journal_pushes_out_only_its_own_records() {
     let lab = Lab::open().await;
     let folder = lab.folder.path().join("one");
     let limits = RotationLimits { file_bytes_max: 30_000, files_max: 4 };
-    let intake = SpoolIntake::open(&folder, limits, lab.store.clone(), Clock::system()).unwrap();
+    let intake = SpoolIntake::open(&folder, limits, lab.store.clone(), Clock::system(), None).unwrap();
     let quiet = PeerId::new("rome", "rome-1").unwrap();
     intake.take(&quiet, &audit(1, 20)).await.unwrap();
     for first in (1..6000).step_by(100) {

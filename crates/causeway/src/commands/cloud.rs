@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use causeway_channel::port::PortLimits;
+use causeway_cloud::audit_export::{
+    AuditExportConfig, ExportDestination, HttpTarget, SyslogTarget, TlsFiles,
+};
 use causeway_cloud::{Cloud, CloudConfig};
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::signals;
@@ -159,6 +162,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
             file_bytes_max: cloud.audit_file_bytes_max.value,
             files_max: usize::try_from(cloud.audit_files_max.value).unwrap_or(usize::MAX),
         },
+        audit_export: audit_export(config),
         port: port_limits(cloud),
         // The process ends when `drain` is over; the remaining quarter is for closing sessions and the store after requests in flight.
         drain: cloud.drain.value.0 * 3 / 4,
@@ -169,6 +173,41 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         },
         shown: config.to_json(),
     }
+}
+
+/// The collectors that are named, each with its section's settings.
+fn audit_export(config: &Config) -> AuditExportConfig {
+    let (cloud, export) = (&config.cloud, &config.export);
+    let limits = AuditLimits {
+        file_bytes_max: cloud.audit_file_bytes_max.value,
+        files_max: usize::try_from(cloud.audit_files_max.value).unwrap_or(usize::MAX),
+    };
+    let files = export.files_folder.value.clone();
+    let files = files.map(|folder| ExportDestination::Files { folder, limits });
+    let webhook = export.webhook_url.value.clone().map(|url| {
+        ExportDestination::Webhook(HttpTarget {
+            url: url.0,
+            token_file: export.webhook_token_file.value.clone(),
+            ca: export.webhook_ca.value.clone(),
+        })
+    });
+    let syslog = export.syslog_endpoint.value.as_ref().map(|endpoint| {
+        let client = export.syslog_certificate.value.clone().zip(export.syslog_key.value.clone());
+        ExportDestination::Syslog(SyslogTarget {
+            host: endpoint.0.host().to_owned(),
+            port: endpoint.0.port(),
+            tls: TlsFiles { ca: export.syslog_ca.value.clone(), client },
+        })
+    });
+    let otlp = export.otlp_url.value.clone().map(|url| {
+        ExportDestination::Otlp(HttpTarget {
+            url: url.0,
+            token_file: export.otlp_token_file.value.clone(),
+            ca: export.otlp_ca.value.clone(),
+        })
+    });
+    let destinations = [files, webhook, syslog, otlp].into_iter().flatten().collect();
+    AuditExportConfig { bytes_max: export.bytes_max.value, destinations }
 }
 
 fn port_limits(cloud: &config::CloudSettings) -> PortLimits {

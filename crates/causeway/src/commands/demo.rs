@@ -21,6 +21,7 @@ use anyhow::{Context, bail};
 use causeway_api::management::{ApiRole, CreateTokenRequest, paths};
 use causeway_channel::JoinToken;
 use causeway_channel::port::PortLimits;
+use causeway_cloud::audit_export::AuditExportConfig;
 use causeway_cloud::{Cloud, CloudConfig};
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::log::LogFormat;
@@ -304,6 +305,7 @@ fn cloud_config(fleet: &DemoFleet, api: SocketAddr) -> CloudConfig {
         new_fleet: false,
         expired_grace: Duration::from_secs(24 * 3600),
         audit: AuditLimits::default(),
+        audit_export: AuditExportConfig::default(),
         port: PortLimits::default(),
         drain: DRAIN / 2,
         kubernetes: None,

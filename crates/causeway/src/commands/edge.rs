@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -19,6 +19,7 @@ use super::cloud::start_logging;
 use super::gateway::{GatewayArgs, options};
 use super::reload::on_hangup;
 use crate::config::{Config, EdgeLayer, Layer, LogLayer, ProxySetting, Role, TransportSetting};
+use crate::output;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -70,6 +71,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
             drain: None,
             transport: arguments.transport,
             proxy: arguments.proxy.clone(),
+            join_file: None,
         },
         gateway: arguments.gateway.layer(),
         tunnel: arguments.gateway.tunnel_layer(),
@@ -78,10 +80,15 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let config = Config::load(flags.clone(), arguments.config.as_deref())?;
     start_logging(&config)?;
     let (edge, drain) = (edge_config(&config)?, config.edge.drain.value.0);
+    let join_file = config.edge.join_file.value.clone();
     let rules = edge.gateway.dial_rules.clone();
     let hangup = on_hangup(Role::Edge, flags, arguments.config.clone(), config, rules);
     let stop = signals::watch(drain, hangup)?;
-    let token = arguments.join.as_deref().map(read_token).transpose()?;
+    let token = match (&arguments.join, &join_file) {
+        (Some(text), _) => Some(read_token(text)?),
+        (None, Some(path)) => read_token_file(path)?,
+        (None, None) => None,
+    };
     run_edge(edge, token, stop).await?;
     Ok(ExitCode::SUCCESS)
 }
@@ -132,6 +139,15 @@ fn proxy(config: &Config) -> anyhow::Result<Option<CloudProxy>> {
         Some(proxy) => Some(CloudProxy::parse(proxy.url())?),
         None => CloudProxy::from_environment()?,
     })
+}
+
+/// The token in the file of the setting `join-file`, which an edge that is enrolled does not need any more.
+fn read_token_file(path: &Path) -> anyhow::Result<Option<JoinToken>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text.trim().parse().context("the join token cannot be used")?)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("token file {} cannot be read", output::path(path))),
+    }
 }
 
 /// The token itself, from the command line, a file or standard input.

@@ -36,6 +36,9 @@ pub const AUDIT_FILE_BYTES_MAX: u64 = 32 << 20;
 /// 5 files of 32 MiB hold weeks of administration and are small against any disk.
 pub const AUDIT_FILES_MAX: u64 = 5;
 
+/// 256 MiB hold half a million records: an hour at a hundred and forty a second.
+pub const AUDIT_EXPORT_BYTES_MAX: u64 = 256 << 20;
+
 /// A handshake costs about half a millisecond of one core: a fleet of twenty thousand edges is back in ten seconds.
 pub const HANDSHAKES_PER_SECOND: NonZeroU32 = some(2000);
 /// One address cannot take more than a quarter of `handshakes-per-second`.
@@ -44,7 +47,7 @@ pub const HANDSHAKES_PER_ADDRESS: NonZeroU32 = some(500);
 pub const HALF_OPEN_MAX: NonZeroU32 = some(2048);
 /// An idle link holds 40 KB: 2 GB together.
 pub const LINKS_MAX: NonZeroU32 = some(50_000);
-/// Ten thousand connections through one gateway, and some more. All streams of a link hold at most 512 MiB unread together.
+/// Ten thousand connections through one gateway, and some more. All links of a gateway hold at most 896 MiB unread together.
 pub const STREAMS_MAX: NonZeroU32 = some(16_384);
 /// 1 MiB carries 80 Mbit/s on one stream at a round trip of 100 ms.
 pub const STREAM_WINDOW_BYTES: NonZeroU32 = some(1024 * 1024);

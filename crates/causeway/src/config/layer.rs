@@ -13,8 +13,8 @@ use causeway_gateway::proxy::connect::AllowRule;
 use serde::Deserialize;
 
 use super::{
-    AdvertisedEndpoint, DnsListen, NameServer, PresenceModeSetting, PresencePort, ProxySetting, ServerName,
-    StoreSetting, TransportSetting,
+    AdvertisedEndpoint, CollectorUrl, DnsListen, NameServer, PresenceModeSetting, PresencePort, ProxySetting,
+    ServerName, StoreSetting, TransportSetting,
 };
 use crate::duration::HumanDuration;
 
@@ -30,6 +30,7 @@ pub struct Layer {
     pub gateway: GatewayLayer,
     pub tunnel: TunnelLayer,
     pub kubernetes: KubernetesLayer,
+    pub audit: AuditLayer,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -146,6 +147,11 @@ pub struct EdgeLayer {
     ///
     /// `HTTPS_PROXY` and `NO_PROXY` of the environment decide, as for other programs of the host.
     pub proxy: Option<ProxySetting>,
+    /// File with a join token, for the first start. An edge that is enrolled ignores it, and the file may be
+    /// gone then.
+    ///
+    /// A token is given by hand with `--join`; a service that has no command line to edit reads this file.
+    pub join_file: Option<PathBuf>,
 }
 
 /// Settings of the gateway, which both roles run.
@@ -217,6 +223,90 @@ pub struct KubernetesLayer {
     pub unused: Option<HumanDuration>,
 }
 
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct AuditLayer {
+    pub export: ExportLayer,
+}
+
+/// Collectors that get a copy of all audit records of a cloud.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ExportLayer {
+    /// Bytes of records that may wait on disk for collectors that are away. Beyond it the oldest are dropped and
+    /// counted.
+    pub bytes_max: Option<u64>,
+    pub files: ExportFilesLayer,
+    pub webhook: ExportWebhookLayer,
+    pub syslog: ExportSyslogLayer,
+    pub otlp: ExportOtlpLayer,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ExportFilesLayer {
+    /// Folder for `causeway-audit.jsonl` and the older files `causeway-audit-1.jsonl`…, bounded by
+    /// `audit-file-bytes-max` and `audit-files-max`.
+    ///
+    /// The journals are in the data dir; a copy elsewhere is made on request only.
+    pub folder: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ExportWebhookLayer {
+    /// URL that batches of records are posted to as JSON.
+    ///
+    /// Records leave the host on request only.
+    pub url: Option<CollectorUrl>,
+    /// File with a bearer token for the webhook.
+    ///
+    /// Needed only for a webhook that asks for one.
+    pub token_file: Option<PathBuf>,
+    /// CA certificate that the webhook's certificate is checked against.
+    ///
+    /// The CAs that the host trusts count.
+    pub ca: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ExportSyslogLayer {
+    /// Syslog server that takes RFC 5424 messages over TLS (RFC 5425), usually on port 6514.
+    ///
+    /// Records leave the host on request only.
+    pub endpoint: Option<AdvertisedEndpoint>,
+    /// CA certificate that the server's certificate is checked against.
+    ///
+    /// The CAs that the host trusts count.
+    pub ca: Option<PathBuf>,
+    /// Client certificate for the syslog server; needs `key`.
+    ///
+    /// Needed only for a server that asks for client certificates.
+    pub certificate: Option<PathBuf>,
+    /// Key of `certificate`.
+    ///
+    /// Needed only for a server that asks for client certificates.
+    pub key: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ExportOtlpLayer {
+    /// URL of an OTLP/HTTP collector that takes logs in JSON, with its path, as in `https://otel.example.org:4318/v1/logs`.
+    ///
+    /// Records leave the host on request only.
+    pub url: Option<CollectorUrl>,
+    /// File with a bearer token for the collector.
+    ///
+    /// Needed only for a collector that asks for one.
+    pub token_file: Option<PathBuf>,
+    /// CA certificate that the collector's certificate is checked against.
+    ///
+    /// The CAs that the host trusts count.
+    pub ca: Option<PathBuf>,
+}
+
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("environment variable {name}={value}: {why}")]
 pub struct EnvironmentError {
@@ -267,6 +357,7 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             drain,
             transport: variable(lookup, "CAUSEWAY_TRANSPORT")?,
             proxy: variable(lookup, "CAUSEWAY_PROXY")?,
+            join_file: variable(lookup, "CAUSEWAY_JOIN_FILE")?,
         },
         gateway: GatewayLayer {
             dns: list(lookup, "CAUSEWAY_DNS")?,
@@ -287,6 +378,28 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
         kubernetes: KubernetesLayer {
             listen: variable(lookup, "CAUSEWAY_KUBERNETES_LISTEN")?,
             unused: variable(lookup, "CAUSEWAY_KUBERNETES_UNUSED")?,
+        },
+        audit: AuditLayer {
+            export: ExportLayer {
+                bytes_max: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_BYTES_MAX")?,
+                files: ExportFilesLayer { folder: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_FILES_FOLDER")? },
+                webhook: ExportWebhookLayer {
+                    url: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_WEBHOOK_URL")?,
+                    token_file: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_WEBHOOK_TOKEN_FILE")?,
+                    ca: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_WEBHOOK_CA")?,
+                },
+                syslog: ExportSyslogLayer {
+                    endpoint: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_SYSLOG_ENDPOINT")?,
+                    ca: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_SYSLOG_CA")?,
+                    certificate: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_SYSLOG_CERTIFICATE")?,
+                    key: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_SYSLOG_KEY")?,
+                },
+                otlp: ExportOtlpLayer {
+                    url: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_OTLP_URL")?,
+                    token_file: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_OTLP_TOKEN_FILE")?,
+                    ca: variable(lookup, "CAUSEWAY_AUDIT_EXPORT_OTLP_CA")?,
+                },
+            },
         },
     })
 }

@@ -34,7 +34,7 @@ struct Section {
     intro: &'static str,
 }
 
-const SECTIONS: [Section; 7] = [
+const SECTIONS: [Section; 12] = [
     Section { name: "", layer: "Layer", intro: "Settings outside any section, at the top of the file." },
     Section { name: "log", layer: "LogLayer", intro: "Log lines of both roles." },
     Section { name: "cloud", layer: "CloudLayer", intro: "Settings of `causeway cloud`." },
@@ -54,6 +54,19 @@ const SECTIONS: [Section; 7] = [
         layer: "KubernetesLayer",
         intro: "The Kubernetes API that `causeway edge` serves (`docs/edge-api.md`).",
     },
+    Section {
+        name: "audit.export",
+        layer: "ExportLayer",
+        intro: "Copies of all audit records for collectors (`docs/audit.md`). Settings of `causeway cloud`.",
+    },
+    Section {
+        name: "audit.export.files",
+        layer: "ExportFilesLayer",
+        intro: "Files for a collector on the cloud's host.",
+    },
+    Section { name: "audit.export.webhook", layer: "ExportWebhookLayer", intro: "A webhook." },
+    Section { name: "audit.export.syslog", layer: "ExportSyslogLayer", intro: "A syslog server." },
+    Section { name: "audit.export.otlp", layer: "ExportOtlpLayer", intro: "A collector of OpenTelemetry." },
 ];
 
 /// A field of a struct or a constant, as its source says it.
@@ -115,8 +128,9 @@ fn page() -> String {
 /// The default's reason: the comment of its constant, or the second paragraph of the field.
 fn reason(field: &Declared, section: &str, defaults: &BTreeMap<String, String>) -> String {
     let name = field.name.to_uppercase();
-    let constant =
-        defaults.get(&format!("{}_{name}", section.to_uppercase())).or_else(|| defaults.get(&name));
+    let constant = defaults
+        .get(&format!("{}_{name}", section.to_uppercase().replace('.', "_")))
+        .or_else(|| defaults.get(&name));
     let own = field.paragraphs.get(1);
     let reason = constant.or(own);
     assert!(reason.is_some(), "{}: the default has no reason", field.name);
@@ -150,7 +164,7 @@ fn form(kind: &str) -> String {
         "ServerName" => "DNS name or IP address",
         "StoreSetting" => "`\"sqlite\"` or `\"etcd=URL,URL,…\"`",
         "TransportSetting" => "`\"auto\"`, `\"quic\"` or `\"tcp\"`",
-        "ProxySetting" => "URL",
+        "ProxySetting" | "CollectorUrl" => "URL",
         "DnsListen" => "`\"IP\"`, `\"IP:PORT\"`, or `\"off\"` alone",
         "NameServer" => "`\"IP\"` or `\"IP:PORT\"`",
         "PresenceModeSetting" => "`\"auto\"`, `\"namespace\"`, `\"host\"` or `\"off\"`",
@@ -168,6 +182,7 @@ fn flags(section: &str, key: &str) -> String {
     let roles: &[&str] = match section {
         "cloud" => &["cloud"],
         "edge" => &["edge"],
+        section if section.starts_with("audit.") => return String::new(),
         _ => &["cloud", "edge"],
     };
     // The flag of the address that a section listens on has the name of the section.
@@ -194,7 +209,7 @@ fn variables() -> BTreeSet<String> {
 }
 
 fn variable(variables: &BTreeSet<String>, section: &str, name: &str) -> String {
-    let (section, name) = (section.to_uppercase(), name.to_uppercase());
+    let (section, name) = (section.to_uppercase().replace('.', "_"), name.to_uppercase());
     let names =
         [format!("CAUSEWAY_{section}_{name}"), format!("CAUSEWAY_{name}"), format!("CAUSEWAY_{section}")];
     let found = names.into_iter().find(|name| variables.contains(name));

@@ -29,7 +29,7 @@ pub fn changes(running: &Config, read: &Config, role: Role) -> Vec<Change> {
     let pairs = running.settings().into_iter().zip(read.settings());
     let of_role = |section: &str| match role {
         Role::Cloud => section != "edge",
-        Role::Edge => section != "cloud",
+        Role::Edge => section != "cloud" && !section.starts_with("audit"),
     };
     pairs
         .filter(|((section, _, from, _), (_, _, to, _))| of_role(section) && from != to)

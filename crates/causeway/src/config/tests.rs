@@ -74,6 +74,7 @@ fn every_setting_can_be_given_in_every_layer() {
         drain = "6s"
         transport = "tcp"
         proxy = "http://proxy.example.org:3128"
+        join-file = "/token"
         [gateway]
         dns = ["127.0.0.1:5353", "10.0.0.2"]
         dns-upstream = ["10.0.0.1", "[fd00::1]:53"]
@@ -91,6 +92,23 @@ fn every_setting_can_be_given_in_every_layer() {
         [kubernetes]
         listen = "127.0.0.1:7"
         unused = "1h"
+        [audit.export]
+        bytes-max = 1000000
+        [audit.export.files]
+        folder = "/f"
+        [audit.export.webhook]
+        url = "https://hooks.example.org/audit"
+        token-file = "/t"
+        ca = "/ca"
+        [audit.export.syslog]
+        endpoint = "logs.example.org:6514"
+        ca = "/ca"
+        certificate = "/c"
+        key = "/k"
+        [audit.export.otlp]
+        url = "http://127.0.0.1:4318/v1/logs"
+        token-file = "/t"
+        ca = "/ca"
         "#,
     );
     let none = Layer::default;
@@ -118,6 +136,19 @@ fn every_setting_can_be_given_in_every_layer() {
         ("ETCD_CERTIFICATE", "/c"),
         ("ETCD_KEY", "/k"),
         ("SEAL_KEY", "/s"),
+        ("JOIN_FILE", "/token"),
+        ("AUDIT_EXPORT_BYTES_MAX", "1000"),
+        ("AUDIT_EXPORT_FILES_FOLDER", "/f"),
+        ("AUDIT_EXPORT_WEBHOOK_URL", "https://hooks.example.org/audit"),
+        ("AUDIT_EXPORT_WEBHOOK_TOKEN_FILE", "/t"),
+        ("AUDIT_EXPORT_WEBHOOK_CA", "/ca"),
+        ("AUDIT_EXPORT_SYSLOG_ENDPOINT", "logs.example.org:6514"),
+        ("AUDIT_EXPORT_SYSLOG_CA", "/ca"),
+        ("AUDIT_EXPORT_SYSLOG_CERTIFICATE", "/c"),
+        ("AUDIT_EXPORT_SYSLOG_KEY", "/k"),
+        ("AUDIT_EXPORT_OTLP_URL", "http://127.0.0.1:4318/v1/logs"),
+        ("AUDIT_EXPORT_OTLP_TOKEN_FILE", "/t"),
+        ("AUDIT_EXPORT_OTLP_CA", "/ca"),
         ("API_NAMES", "api.example.org,2001:db8::1"),
         ("API_CONNECTIONS_PER_ADDRESS", "7"),
         ("EXPIRED_GRACE", "0"),
@@ -180,6 +211,8 @@ fn a_mistake_is_shown_with_its_place() {
     check("[cloud]\nstore = \"redis\"", "2:9", "use `sqlite` or `etcd=");
     check("[edge]\ntransport = \"udp\"", "2:13", "use `auto`, `quic` or `tcp`");
     check("[edge]\nproxy = \"socks5://a:1\"", "2:9", "proxy");
+    check("[audit.export.otlp]\nurl = \"a:4318\"", "2:7", "http:// or https://");
+    check("[audit.export.webhook]\nurl = \"https://user:pass@a/\"", "2:7", "token-file");
     check("[cloud]\nadvertise = [\"a:1\", \"b\"]", "2:13", "write HOST:PORT");
     check("[gateway]\ndns = [\"localhost\"]", "2:7", "write IP or IP:PORT, or `off`");
     check("[gateway]\npresence = \"no\"", "2:12", "use `auto`, `namespace`, `host` or `off`");
@@ -208,6 +241,7 @@ fn values_that_do_not_go_together_are_refused() {
     };
     check("[cloud]\napi = \"1.2.3.4:5\"\nchannel = \"1.2.3.4:5\"", "`api` and `channel` are both 1.2.3.4:5");
     check("[cloud]\netcd-key = \"/k\"", "belong together");
+    check("[audit.export.syslog]\nkey = \"/k\"", "`audit.export.syslog` belong together");
     check("[gateway]\ndns = [\"off\", \"127.0.0.1\"]", "off and has addresses");
     check("[log]\nformat = \"xml\"", "log format `xml`");
     check("[log]\nfilter = \"causeway=loud\"", "causeway=loud");

@@ -21,6 +21,35 @@ impl FromStr for AdvertisedEndpoint {
     }
 }
 
+/// The URL of a collector, http or https.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct CollectorUrl(pub http::Uri);
+
+impl FromStr for CollectorUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CollectorUrl, String> {
+        let wrong = |why: &str| format!("`{text}` is no URL of a collector: {why}");
+        let url: http::Uri =
+            text.parse().map_err(|error: http::uri::InvalidUri| wrong(&error.to_string()))?;
+        if !matches!(url.scheme_str(), Some("http" | "https")) || url.host().is_none_or(str::is_empty) {
+            return Err(wrong("write http:// or https://, a host and a path"));
+        }
+        // It would be shown in logs and dumps.
+        if url.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err(wrong("put the secret into a `token-file`"));
+        }
+        Ok(CollectorUrl(url))
+    }
+}
+
+impl fmt::Display for CollectorUrl {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
 /// A name or an address for the server certificate of the API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -302,6 +331,7 @@ impl fmt::Display for AdvertisedEndpoint {
 text_form!(
     DnsListen,
     AdvertisedEndpoint,
+    CollectorUrl,
     NameServer,
     PresenceModeSetting,
     PresencePort,

@@ -11,6 +11,7 @@ mod keeping;
 mod limits;
 mod links;
 mod metric_names;
+mod monitoring;
 mod nodes;
 mod objects;
 mod old_versions;
@@ -19,6 +20,7 @@ mod process;
 mod replicas;
 mod restarts;
 mod returning;
+mod units;
 mod upstream;
 
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@ use testlab::causeway::{Cloud, Process, daemon, get, wait_for};
 use crate::Lab;
 
 /// The linter of Prometheus, which the lab keeps beside its Prometheus.
-fn promtool() -> PathBuf {
+pub fn promtool() -> PathBuf {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../k8s/lab/install-prometheus");
     let output = Command::new(script).stderr(Stdio::inherit()).output().unwrap();
     let path = String::from_utf8(output.stdout).unwrap();

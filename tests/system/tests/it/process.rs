@@ -1,6 +1,7 @@
 //! The process itself: listeners, readiness, dumps, the demo, an end in order.
 
 use std::net::TcpListener;
+use std::os::unix::net::UnixDatagram;
 
 use testlab::causeway::{Cloud, Process, command, daemon, get, run, wait_for};
 
@@ -96,4 +97,70 @@ fn kubeconfig_prints_the_admins() {
     let listed =
         run(&["get", "esites", "-o", "name", "--data-dir", lab.path("cloud").to_str().unwrap()]).unwrap();
     assert_eq!(listed.success().unwrap(), "esite/cloud\n");
+}
+
+#[test]
+fn systemd_is_told_of_start_life_and_stop() {
+    let lab = Lab::start();
+    let token = lab.run(&["token", "create", "--site", "Oslo"]);
+    let folder = tempfile::tempdir().unwrap();
+    let data_dir = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (cloud, edge) = (data_dir("cloud"), data_dir("edge"));
+    let any = "127.0.0.1:0";
+    let rows: [&[&str]; 2] = [
+        &["cloud", "--data-dir", &cloud, "--api", any, "--channel", any, "--admin", any],
+        &["edge", "--data-dir", &edge, "--admin", any, "--join", token.trim()],
+    ];
+    for arguments in rows {
+        let socket = UnixDatagram::bind(folder.path().join(format!("{}.sock", arguments[0]))).unwrap();
+        socket.set_read_timeout(Some(testlab::causeway::DEADLINE)).unwrap();
+        let mut command = daemon(arguments).unwrap();
+        command.env("NOTIFY_SOCKET", socket.local_addr().unwrap().as_pathname().unwrap());
+        command.env("WATCHDOG_USEC", "100000").env("CAUSEWAY_PRESENCE", "off").env("CAUSEWAY_DNS", "off");
+        let log = folder.path().join(format!("{}.log", arguments[0]));
+        let process = Process::spawn(command, log).unwrap();
+        let told = || {
+            let mut buffer = [0; 64];
+            let length = socket
+                .recv(&mut buffer)
+                .unwrap_or_else(|error| panic!("{arguments:?}: {error}\n{}", process.log()));
+            String::from_utf8_lossy(&buffer[..length]).into_owned()
+        };
+        // An edge feeds the watchdog while it enrols, before it is ready.
+        while told() != "READY=1" {}
+        assert_eq!([told(), told(), told()], ["WATCHDOG=1"; 3], "{arguments:?}");
+        let pid = process.pid().to_string();
+        assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        while told() != "STOPPING=1" {}
+    }
+}
+
+#[test]
+fn an_edge_enrols_with_the_token_file_of_its_configuration_and_needs_it_once() {
+    let lab = Lab::start();
+    let token = lab.run(&["token", "create", "--site", "Oslo"]);
+    let folder = tempfile::tempdir().unwrap();
+    let (file, data_dir) = (folder.path().join("join.token"), folder.path().join("edge"));
+    let data_dir = data_dir.to_str().unwrap();
+    let start = || {
+        let mut command = daemon(&["edge", "--data-dir", data_dir, "--admin", "127.0.0.1:0"]).unwrap();
+        command.env("CAUSEWAY_JOIN_FILE", &file).env("CAUSEWAY_PRESENCE", "off").env("CAUSEWAY_DNS", "off");
+        command
+    };
+    let ran = testlab::causeway::finish(start(), None).unwrap();
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("join-file"), "{}", ran.stderr);
+
+    std::fs::write(&file, token).unwrap();
+    let mut edge = Process::spawn(start(), folder.path().join("first.log")).unwrap();
+    lab.cloud.wait_condition("egateway", "Oslo", "Connected", "True").unwrap();
+    // In order, so that the cloud knows at once.
+    let pid = edge.pid().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    lab.cloud.wait_condition("egateway", "Oslo", "Connected", "False").unwrap();
+    edge.kill().unwrap();
+
+    std::fs::remove_file(&file).unwrap();
+    let _edge = Process::spawn(start(), folder.path().join("second.log")).unwrap();
+    lab.cloud.wait_condition("egateway", "Oslo", "Connected", "True").unwrap();
 }
