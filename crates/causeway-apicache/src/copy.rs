@@ -1,9 +1,10 @@
 //! The local copy of the cluster: objects in SQLite, their newest changes in memory.
 //!
-//! `tables` reads and writes the database, `collection` is one subscription with its watchers, `source` connects it with
-//! `causeway-watch`. An object is stored once however many subscriptions hold it. The file is readable by its owner only.
+//! `tables` reads and writes the database, `collection` is one subscription with its watchers, `local` lays unsent
+//! changes of the site over it, `source` connects it with `causeway-watch`. An object is stored once however many subscriptions hold it. The file is readable by its owner only.
 
 pub mod collection;
+pub mod local;
 pub mod source;
 pub mod tables;
 

@@ -49,6 +49,19 @@ impl LocalCaller {
         }
     }
 
+    /// A node of the site, as its certificate names it.
+    pub fn node(name: &str) -> LocalCaller {
+        LocalCaller::from_certificate(&format!("{NODE_PREFIX}{name}"), vec![NODES_GROUP.to_owned()])
+    }
+
+    /// The node that the caller proved to be.
+    pub fn node_name(&self) -> Option<&str> {
+        match &self.credential {
+            Some(SubscriptionCredential::Node(node)) => Some(node),
+            _ => None,
+        }
+    }
+
     pub fn from_token(user: UserInfo, token: &str) -> LocalCaller {
         LocalCaller { user, credential: Some(SubscriptionCredential::Token(token.to_owned())) }
     }

@@ -126,6 +126,20 @@ fn type_head(description: &ResourceDescription) -> String {
 // An object of a custom resource begins with its apiVersion, which sorts before its metadata.
 const WITHOUT_TYPE: &[u8] = br#"{"metadata":"#;
 
+/// Writes a changed object in the kept form: metadata first, as the API server does for built-in kinds.
+pub fn kept_text(object: &serde_json::Value) -> String {
+    let fields = object.as_object().filter(|fields| !fields.contains_key("apiVersion"));
+    let Some((fields, metadata)) = fields.and_then(|fields| Some((fields, fields.get("metadata")?))) else {
+        return object.to_string();
+    };
+    let mut text = format!(r#"{{"metadata":{metadata}"#);
+    for (name, value) in fields.iter().filter(|(name, _)| *name != "metadata") {
+        text.push_str(&format!(",{}:{value}", serde_json::Value::from(name.as_str())));
+    }
+    text.push('}');
+    text
+}
+
 /// Appends an object as a client gets it alone: with kind and apiVersion, and at `revision`.
 pub fn append_object(out: &mut Vec<u8>, description: &ResourceDescription, revision: Revision, body: &[u8]) {
     let body = at_revision(body, revision);
@@ -224,6 +238,15 @@ mod tests {
         append_metadata(&mut out, "meta.k8s.io/v1", Revision(9), &object.body);
         let found: serde_json::Value = serde_json::from_slice(&out).unwrap();
         assert_eq!(found["metadata"]["resourceVersion"], "9");
+    }
+
+    #[test]
+    fn a_changed_object_is_written_in_the_kept_form() {
+        let slice = serde_json::json!({"addressType": "IPv4", "metadata": {"name": "a"}, "z\"": 1});
+        assert_eq!(kept_text(&slice), r#"{"metadata":{"name":"a"},"addressType":"IPv4","z\"":1}"#);
+        let custom = serde_json::json!({"apiVersion": "x/v1", "kind": "X", "metadata": {}});
+        assert_eq!(kept_text(&custom), custom.to_string());
+        assert_eq!(kept_text(&serde_json::json!([1])), "[1]");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! `resource`, `kube_object` and `facets` are the words. `sync` is the protocol of one subscription, both ends. `upstream`
 //! runs in the cloud: one list and watch per resource for all sites. At the edge, `copy` keeps the objects, `subscriptions`
-//! keeps them current, `identity` knows the callers, and `server` answers them. The crate knows nothing of the channel:
+//! keeps them current, `identity` knows the callers, and `server` answers them. `pending` keeps and sends writes of the time without the
+//! cloud, `endpoints` lets EndpointSlices follow them; `protobuf` and `strategic_patch` are the forms in which kubelets write. The crate knows nothing of the channel:
 //! streams are handed to it (`connector`).
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
@@ -11,12 +12,17 @@
 
 pub mod connector;
 pub mod copy;
+pub mod endpoints;
 pub mod facets;
 pub mod identity;
 pub mod kube_object;
 pub mod metrics;
+pub mod pending;
+pub mod protobuf;
+pub mod readiness;
 pub mod resource;
 pub mod server;
+pub mod strategic_patch;
 pub mod subscriptions;
 pub mod sync;
 pub mod upstream;

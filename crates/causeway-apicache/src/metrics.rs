@@ -67,6 +67,23 @@ impl Collector for CopyCollector {
                 metric.encode_family(&[("resource", resource.as_str())])?.encode_gauge(&column(figures))?;
             }
         }
+        let (waiting, dropped) = status.writes();
+        encoder
+            .encode_descriptor(
+                "causeway_apicache_pending_writes",
+                "Writes of nodes that wait for the API server",
+                None,
+                MetricType::Gauge,
+            )?
+            .encode_gauge(&number(waiting))?;
+        encoder
+            .encode_descriptor(
+                "causeway_apicache_dropped_writes",
+                "Writes of the time without the cloud that the API server refused, or that newer ones pushed out of the log",
+                None,
+                MetricType::Counter,
+            )?
+            .encode_counter::<prometheus_client::encoding::NoLabelSet, _, u64>(&dropped, None)?;
         Ok(())
     }
 }

@@ -104,6 +104,15 @@ impl SubscriptionScope {
         }
     }
 
+    /// One object; `namespace` is empty for a resource without namespaces.
+    pub fn one(resource: ResourceName, namespace: &str, name: &str) -> SubscriptionScope {
+        SubscriptionScope {
+            namespace: namespace.to_owned(),
+            field_selector: format!("metadata.name={name}"),
+            ..SubscriptionScope::all(resource)
+        }
+    }
+
     /// Returns true if the scope names a resource and a namespace that can exist, and its selectors are bounded.
     pub fn is_valid(&self) -> bool {
         self.resource.is_valid()

@@ -1,9 +1,10 @@
 //! The API of the edge: HTTPS for local callers, in front of the copy.
 //!
 //! `serving` makes certificates, `handle` decides for each request, `read` answers from the copy, `pass` goes to the cloud,
-//! `respond` makes responses. Callers are proved in `identity`.
+//! `offline` answers writes of nodes without it, `respond` makes responses. Callers are proved in `identity`.
 
 pub mod handle;
+pub mod offline;
 pub mod pass;
 pub mod read;
 pub mod respond;
@@ -33,10 +34,18 @@ use tokio_util::task::TaskTracker;
 
 use crate::connector::CloudConnector;
 use crate::copy::collection::{Collection, unix_now};
+use crate::copy::local::{LocalObject, unsent};
 use crate::copy::{CopyDatabase, CopyError, tables};
+use crate::endpoints::EndpointFollower;
 use crate::identity::authenticate::{CallerAuthenticator, caller_of_certificate};
 use crate::identity::authorize::Authorizer;
 use crate::identity::tokens::ClusterFacts;
+use crate::kube_object;
+use crate::pending;
+use crate::pending::log::{PendingKind, PendingLog, PendingWrite};
+use crate::pending::replay::PendingReplay;
+use crate::protobuf::{self, BodyEncoding};
+use crate::readiness::OfflineReadiness;
 use crate::resource::SubscriptionScope;
 use crate::subscriptions::{SubscriptionCredential, Subscriptions};
 use crate::upstream::passthrough::SITE_PATH;
@@ -81,6 +90,7 @@ pub struct EdgeApi {
 
 const FACTS_KEY: &str = "causeway/site";
 const COPY_FILE: &str = "copy.db";
+const PENDING_FILE: &str = "pending.db";
 // The facts of the cluster change with its keys, at most daily.
 const FACTS_PERIOD: Duration = Duration::from_secs(300);
 const WANTED_PERIOD: Duration = Duration::from_secs(600);
@@ -107,13 +117,21 @@ impl EdgeApi {
         let pass = Passthrough(connector.clone());
         let authenticator =
             CallerAuthenticator::open(&options.folder, database.clone(), pass.clone(), facts)?;
+        let subscriptions = Subscriptions::open(database.clone(), connector).await?;
+        let pending = PendingLog::open(&options.folder.join(PENDING_FILE))?;
+        for write in pending.all() {
+            restore(&subscriptions, &write).await?;
+        }
         let context = RequestContext {
             authenticator: Arc::new(authenticator),
             authorizer: Authorizer { database: database.clone(), pass: pass.clone() },
-            subscriptions: Subscriptions::open(database.clone(), connector).await?,
+            subscriptions,
             database,
             pass,
             written: WrittenRevisions::default(),
+            pending,
+            replayed: Arc::default(),
+            readiness: Arc::default(),
             stop: CancellationToken::new(),
         };
         Ok(EdgeApi { context: Arc::new(context), listener, identity, tls: ArcSwap::new(tls), options })
@@ -149,11 +167,15 @@ impl EdgeApi {
     pub async fn run(self, stop: CancellationToken) {
         let connections = TaskTracker::new();
         let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let (replay, endpoints, readiness) = (self.replay(), self.endpoints(), self.readiness());
         tokio::select! {
             () = stop.cancelled() => {}
             () = self.accept(&connections, &slots) => {}
             () = self.follow_facts() => {}
             () = self.drop_unused() => {}
+            () = replay.run() => {}
+            () = endpoints.run() => {}
+            () = readiness.run() => {}
         }
         self.context.stop.cancel();
         connections.close();
@@ -222,6 +244,30 @@ impl EdgeApi {
         }
     }
 
+    fn replay(&self) -> PendingReplay {
+        let context = &self.context;
+        PendingReplay {
+            log: context.pending.clone(),
+            pass: context.pass.clone(),
+            subscriptions: context.subscriptions.clone(),
+            report: context.replayed.clone(),
+        }
+    }
+
+    fn readiness(&self) -> OfflineReadiness {
+        let context = &self.context;
+        OfflineReadiness {
+            database: context.database.clone(),
+            subscriptions: context.subscriptions.clone(),
+            found: context.readiness.clone(),
+        }
+    }
+
+    fn endpoints(&self) -> EndpointFollower {
+        let context = &self.context;
+        EndpointFollower::new(context.pending.clone(), context.subscriptions.clone())
+    }
+
     async fn drop_unused(&self) {
         loop {
             tokio::time::sleep(self.options.unused.min(FACTS_PERIOD)).await;
@@ -232,6 +278,29 @@ impl EdgeApi {
             }
         }
     }
+}
+
+/// Shows a write of an earlier start again.
+async fn restore(subscriptions: &Subscriptions, write: &PendingWrite) -> Result<(), CopyError> {
+    let local = match write.kind {
+        PendingKind::Status => match subscriptions.copied(&write.resource, &write.key).await {
+            Ok(Some(copied)) => {
+                let now: Value = serde_json::from_slice(&write.body).unwrap_or_default();
+                pending::changed(&copied, &pending::mark(now, write.at))
+            }
+            _ => return Ok(()),
+        },
+        PendingKind::Event => {
+            let encoding = BodyEncoding::of(&write.content_type);
+            let Ok(event) = encoding.and_then(|encoding| protobuf::event(encoding, &write.body)) else {
+                return Ok(());
+            };
+            let body = kube_object::kept_text(&pending::mark(event, write.at)).into();
+            LocalObject { stands_on: None, object: Some(unsent(&write.key, body, bytes::Bytes::new())) }
+        }
+        PendingKind::EventPatch => return Ok(()),
+    };
+    subscriptions.restore_local(&write.resource, &write.key, local).await
 }
 
 async fn kept_facts(database: &CopyDatabase) -> Result<ClusterFacts, CopyError> {
@@ -275,6 +344,23 @@ impl EdgeApiStatus {
         self.0.subscriptions.all()
     }
 
+    /// Writes that wait for the API server, and those that it refused since the start.
+    pub fn writes(&self) -> (u64, u64) {
+        (self.0.pending.len() as u64, self.0.replayed.dropped.load(Ordering::Relaxed))
+    }
+
+    /// The pods that would not survive a restart of their node without the cloud, each with the reason; `None` before the first look.
+    pub fn pods_at_risk(&self) -> Option<Vec<String>> {
+        let found = self.0.readiness.load();
+        let pods = found["pods"].as_object()?;
+        let lines = pods.iter().map(|(pod, reasons)| {
+            let reasons: Vec<&str> =
+                reasons.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+            format!("{pod}: {}", reasons.join(", "))
+        });
+        Some(lines.collect())
+    }
+
     /// One entry per subscription.
     pub fn summary(&self) -> Value {
         let entries = self.0.subscriptions.all().into_iter().map(|collection| {
@@ -291,7 +377,12 @@ impl EdgeApiStatus {
                 "lastUsed": collection.used.load(Ordering::Relaxed),
             })
         });
-        json!({"connected": self.0.pass.is_connected(), "resources": entries.collect::<Vec<_>>()})
+        json!({
+            "connected": self.0.pass.is_connected(),
+            "writes": self.0.replayed.summary(&self.0.pending),
+            "readyForOffline": **self.0.readiness.load(),
+            "resources": entries.collect::<Vec<_>>(),
+        })
     }
 }
 

@@ -13,9 +13,11 @@ use tokio::task::AbortHandle;
 
 use crate::connector::{BoxedStream, CloudAway, CloudConnector};
 use crate::copy::collection::{Collection, unix_now};
+use crate::copy::local::{LocalObject, LocalObjects};
 use crate::copy::tables::{self, StoredSubscription};
 use crate::copy::{CopyDatabase, CopyError};
-use crate::resource::SubscriptionScope;
+use crate::kube_object::KubeObject;
+use crate::resource::{ResourceName, SubscriptionScope};
 use crate::sync::frames::{self, MESSAGE_BYTES_MAX, MessageReader, SyncFrameError};
 use crate::sync::receiver::{
     SyncReceiver, SyncStep, SyncViolation, acknowledge, digest_answer, key_answers, subscribe,
@@ -41,6 +43,8 @@ struct Shared {
     database: CopyDatabase,
     connector: Arc<dyn CloudConnector>,
     held: Mutex<BTreeMap<SubscriptionScope, HeldSubscription>>,
+    /// The local objects of each resource that a collection or a local change named; at most as many as there were subscriptions.
+    locals: Mutex<BTreeMap<ResourceName, Arc<LocalObjects>>>,
 }
 
 struct HeldSubscription {
@@ -64,6 +68,10 @@ const BACKOFF_MAX: Duration = Duration::from_secs(10);
 // A refusal is not asked again at once; a new credential is.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 
+/// The copy cannot tell whether an object exists.
+#[derive(Debug, PartialEq, Eq)]
+pub struct NotHeld;
+
 #[derive(Debug, thiserror::Error)]
 enum SessionError {
     #[error(transparent)]
@@ -86,7 +94,8 @@ impl Subscriptions {
     ) -> Result<Subscriptions, CopyError> {
         let stored = database.read(tables::subscriptions).await?;
         let held = Mutex::default();
-        let subscriptions = Subscriptions(Arc::new(Shared { database, connector, held }));
+        let subscriptions =
+            Subscriptions(Arc::new(Shared { database, connector, held, locals: Mutex::default() }));
         for stored in stored {
             let credential =
                 (!stored.node.is_empty()).then(|| SubscriptionCredential::Node(stored.node.clone()));
@@ -153,6 +162,90 @@ impl Subscriptions {
         held.get(scope)?.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The collections of one resource that are complete.
+    pub fn of_resource(&self, resource: &ResourceName) -> Vec<Arc<Collection>> {
+        let held = self.lock();
+        let of = held.values().filter(|held| held.collection.scope.resource == *resource);
+        of.map(|held| held.collection.clone()).filter(|collection| collection.is_complete()).collect()
+    }
+
+    /// Returns a complete collection that holds an object, whatever else it selects.
+    pub async fn holding(&self, resource: &ResourceName, key: &str) -> Option<Arc<Collection>> {
+        let (name, key) = (resource.to_string(), key.to_owned());
+        let holders =
+            self.0.database.read(move |connection| tables::holders(connection, &name, &key)).await.ok()?;
+        self.of_resource(resource).into_iter().find(|collection| holders.contains(&collection.id))
+    }
+
+    /// Returns an object as the API server has it. `Ok(None)`: a collection covers the name, and it is not there. `NotHeld`: no collection
+    /// tells.
+    pub async fn copied(&self, resource: &ResourceName, key: &str) -> Result<Option<KubeObject>, NotHeld> {
+        if let Some(collection) = self.holding(resource, key).await
+            && let Ok((_, Some(object))) = collection.get_copied(key).await
+        {
+            return Ok(Some(object));
+        }
+        let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+        match self.find(&SubscriptionScope::one(resource.clone(), namespace, name)) {
+            Some(_) => Ok(None),
+            None => Err(NotHeld),
+        }
+    }
+
+    /// Puts local objects of a resource in force, or takes them away, and tells watchers.
+    pub async fn set_local(
+        &self,
+        resource: &ResourceName,
+        changes: Vec<(String, Option<LocalObject>)>,
+    ) -> Result<(), CopyError> {
+        let locals = self.locals(resource);
+        let collections = self.of_resource(resource);
+        // In one order everywhere; a collection is locked by one change at a time.
+        let mut ordered = Vec::with_capacity(collections.len());
+        for collection in &collections {
+            ordered.push(collection.order().await);
+        }
+        let mut before = Vec::new();
+        for collection in &collections {
+            for (key, _) in &changes {
+                before.push(collection.get(key).await?.1);
+            }
+        }
+        for (key, local) in &changes {
+            locals.set(key, local.clone());
+        }
+        let mut before = before.into_iter();
+        for collection in &collections {
+            for (key, _) in &changes {
+                let now = collection.get(key).await?.1;
+                collection.publish_local(key, before.next().flatten().as_ref(), now.as_ref());
+            }
+        }
+        drop(ordered);
+        Ok(())
+    }
+
+    /// Takes up a local object of an earlier start. Watchers that resume get it.
+    pub async fn restore_local(
+        &self,
+        resource: &ResourceName,
+        key: &str,
+        local: LocalObject,
+    ) -> Result<(), CopyError> {
+        self.locals(resource).set(key, Some(local));
+        for collection in self.of_resource(resource) {
+            if let Some(now) = collection.get(key).await?.1 {
+                collection.remember_local(key, &now);
+            }
+        }
+        Ok(())
+    }
+
+    fn locals(&self, resource: &ResourceName) -> Arc<LocalObjects> {
+        let mut locals = self.0.locals.lock().unwrap_or_else(PoisonError::into_inner);
+        locals.entry(resource.clone()).or_default().clone()
+    }
+
     pub fn all(&self) -> Vec<Arc<Collection>> {
         self.lock().values().map(|held| held.collection.clone()).collect()
     }
@@ -193,7 +286,8 @@ impl Subscriptions {
             return known.collection.clone();
         }
         let scope = stored.scope.clone();
-        let collection = Collection::new(self.0.database.clone(), stored);
+        let local = self.locals(&scope.resource);
+        let collection = Collection::new(self.0.database.clone(), stored, local);
         let credential = watch::Sender::new(credential);
         let refused = Arc::new(Mutex::new(None));
         let task = SubscriptionTask {

@@ -150,6 +150,7 @@ impl EdgeDaemon {
             gateway: &self.gateway,
             spool: self.spool.as_ref(),
             link: self.link,
+            kubernetes: self.kubernetes_status.subscribe(),
             drain: self.drain,
         };
         let running = async {
@@ -213,6 +214,7 @@ struct Forwarding<'a> {
     gateway: &'a Gateway,
     spool: Option<&'a Spool>,
     link: CurrentLink,
+    kubernetes: watch::Receiver<Option<EdgeApiStatus>>,
     drain: Duration,
 }
 
@@ -229,7 +231,7 @@ impl Forwarding<'_> {
         let gateway = async {
             tokio::select! {
                 () = self.gateway.run(gateway_stop.clone()) => {}
-                () = report_problems(self.gateway.problems(), self.spool) => {}
+                () = report_problems(self.gateway.problems(), &self.kubernetes, self.spool) => {}
                 () = retire_streams(&mut self.link, self.gateway) => {}
             }
             link_stop.cancel();
@@ -261,12 +263,28 @@ async fn retire_streams(link: &mut CurrentLink, gateway: &Gateway) {
     }
 }
 
-/// Reports listen errors and unreachable backends to the cloud whenever they change.
-async fn report_problems(mut problems: ProblemReporter, spool: Option<&Spool>) {
+// The readiness of pods is looked at every 15 s.
+const READINESS_PERIOD: Duration = Duration::from_secs(5);
+
+/// Reports listen errors, unreachable backends and pods that are not ready for offline to the cloud whenever they change.
+async fn report_problems(
+    mut problems: ProblemReporter,
+    kubernetes: &watch::Receiver<Option<EdgeApiStatus>>,
+    spool: Option<&Spool>,
+) {
+    let mut reported = None;
+    let mut current = problems.next().await;
     loop {
-        let current = problems.next().await;
-        if let Some(spool) = spool {
-            spool.report_problems(SOFTWARE, &current);
+        current.offline = kubernetes.borrow().as_ref().and_then(EdgeApiStatus::pods_at_risk);
+        if reported.as_ref() != Some(&current) {
+            if let Some(spool) = spool {
+                spool.report_problems(SOFTWARE, &current);
+            }
+            reported = Some(current.clone());
+        }
+        tokio::select! {
+            next = problems.next() => current = next,
+            () = tokio::time::sleep(READINESS_PERIOD) => {}
         }
     }
 }

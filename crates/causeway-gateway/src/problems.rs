@@ -34,6 +34,9 @@ pub struct Problems {
     /// The reason for which the tunnel does not run although an ECommunity names the site. None: it runs, or is not needed; also from an
     /// older edge.
     pub tunnel: Option<TunnelProblem>,
+    /// Pods of the site that would not survive a restart of their node without the cloud, each with the reason. Added by an edge that serves
+    /// the Kubernetes API. None: it serves none; also from an older edge.
+    pub offline: Option<Vec<String>>,
 }
 
 /// A problem of the tunnel.
@@ -88,7 +91,7 @@ impl ProblemReporter {
             let regrets =
                 lines(&self.dns.borrow_and_update(), &self.listening.borrow_and_update(), files_max);
             let backends = self.proxy.backends.outages().into_iter().take(OUTAGES_MAX).collect();
-            let told = Problems { regrets, backends, tunnel: self.tunnel_problem() };
+            let told = Problems { regrets, backends, tunnel: self.tunnel_problem(), offline: None };
             if self.told.as_ref() != Some(&told) {
                 self.told = Some(told.clone());
                 return told;

@@ -62,6 +62,12 @@ impl<S: WatchSource> CatchUp<S> {
                             return CatchUpStep { frames, next: CatchUpNext::Ring(self.ring, self.last) };
                         }
                     }
+                    Ok(ChangeSignal::Local { at, key, change }) => {
+                        if self.has_reached_ring() && at >= self.last {
+                            return CatchUpStep { frames, next: CatchUpNext::Ring(self.ring, self.last) };
+                        }
+                        frames.push(Arc::new(WatchFrame::local(self.collection.clone(), at, key, change)));
+                    }
                     Ok(ChangeSignal::Change(change)) => {
                         // The ring has this change too, since it has everything after `last`.
                         if change.revision > self.last && self.has_reached_ring() {

@@ -119,6 +119,9 @@ async fn fill<S: WatchSource>(
                 ChangeSignal::Change(change) => {
                     batch.push(Arc::new(WatchFrame::new(collection.clone(), change)));
                 }
+                ChangeSignal::Local { at, key, change } => {
+                    batch.push(Arc::new(WatchFrame::local(collection.clone(), at, key, change)));
+                }
                 ChangeSignal::Progress(revision) => {
                     ring.push(batch.drain(..));
                     ring.advance(revision);

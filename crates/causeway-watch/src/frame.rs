@@ -19,6 +19,8 @@ use crate::source::{EventEncoder, ObjectChange, WatchFormat, WatchSource};
 pub struct WatchFrame<S: WatchSource> {
     collection: S::Collection,
     change: ObjectChange,
+    /// The position and the key of a local change.
+    local: Option<(Revision, String)>,
     now: DecodedSide<S>,
     before: DecodedSide<S>,
     /// Lines of whole objects, by version and type: the form of nearly every watcher. Encoded once, read without a lock.
@@ -39,7 +41,11 @@ type DecodedSide<S> = OnceLock<Option<Box<<S as WatchSource>::Object>>>;
 
 impl<S: WatchSource> RingEntry for WatchFrame<S> {
     fn revision(&self) -> Revision {
-        self.change.revision
+        self.local.as_ref().map_or(self.change.revision, |(at, _)| *at)
+    }
+
+    fn local_key(&self) -> Option<&str> {
+        self.local.as_ref().map(|(_, key)| key.as_str())
     }
 
     fn size_bytes(&self) -> usize {
@@ -54,11 +60,22 @@ impl<S: WatchSource> WatchFrame<S> {
         WatchFrame {
             collection,
             change,
+            local: None,
             now: OnceLock::new(),
             before: OnceLock::new(),
             plain: Default::default(),
             views: Mutex::new(Vec::new()),
         }
+    }
+
+    /// A local change of the object under `key`, after everything up to `at`.
+    pub fn local(
+        collection: S::Collection,
+        at: Revision,
+        key: String,
+        change: ObjectChange,
+    ) -> WatchFrame<S> {
+        WatchFrame { local: Some((at, key)), ..WatchFrame::new(collection, change) }
     }
 
     /// Returns the type of this change for a watcher with this selector; `None` when the watcher does not see it.

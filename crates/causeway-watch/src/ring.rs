@@ -4,7 +4,7 @@
 //! reader whose position has been overwritten gets `Lagged` and must start again. A waiting reader costs one
 //! slot with a waker.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
@@ -14,6 +14,11 @@ use causeway_api::sync::MutexExt;
 /// The properties of an entry that the ring uses.
 pub trait RingEntry {
     fn revision(&self) -> Revision;
+    /// The key of an entry that has no revision of its own: it stands behind the entries of `revision`, every reader that starts
+    /// at `revision` gets it, and a later one of the same key replaces it.
+    fn local_key(&self) -> Option<&str> {
+        None
+    }
     /// Approximate memory of the entry.
     fn size_bytes(&self) -> usize;
 }
@@ -34,6 +39,9 @@ struct State<T> {
     floor: Revision,
     /// All entries up to this revision have been pushed.
     progress: Revision,
+    /// The position of the newest local entry of each key, and the positions of older ones. Both have at most as many entries as the ring.
+    locals: HashMap<String, u64>,
+    superseded: BTreeSet<u64>,
     closed: bool,
     wakers: Vec<Option<Waker>>,
     free_slots: Vec<usize>,
@@ -66,6 +74,8 @@ impl<T: RingEntry> Ring<T> {
             first: 0,
             floor: start,
             progress: start,
+            locals: HashMap::new(),
+            superseded: BTreeSet::new(),
             closed: false,
             wakers: Vec::new(),
             free_slots: Vec::new(),
@@ -78,6 +88,7 @@ impl<T: RingEntry> Ring<T> {
         let mut state = self.lock();
         for entry in entries {
             state.progress = state.progress.max(entry.revision());
+            state.supersede(&entry);
             state.bytes += entry.size_bytes();
             state.entries.push_back(entry);
             while state.entries.len() > self.entries_max
@@ -116,7 +127,10 @@ impl<T: RingEntry> Ring<T> {
         if after < state.floor {
             return None;
         }
-        let skipped = state.entries.partition_point(|entry| entry.revision() <= after);
+        let skipped = state.entries.partition_point(|entry| match entry.local_key() {
+            Some(_) => entry.revision() < after,
+            None => entry.revision() <= after,
+        });
         let next = state.first + skipped as u64;
         let slot = state.take_slot();
         drop(state);
@@ -140,8 +154,23 @@ impl<T: RingEntry> State<T> {
     fn drop_first(&mut self) {
         if let Some(entry) = self.entries.pop_front() {
             self.bytes -= entry.size_bytes();
+            self.superseded.remove(&self.first);
+            if let Some(key) = entry.local_key()
+                && self.locals.get(key) == Some(&self.first)
+            {
+                self.locals.remove(key);
+            }
             self.first += 1;
             self.floor = entry.revision();
+        }
+    }
+
+    /// Marks earlier local entries of the same key, so that no reader sees an older state after a newer one.
+    fn supersede(&mut self, entry: &Arc<T>) {
+        let Some(key) = entry.local_key() else { return };
+        let position = self.first + self.entries.len() as u64;
+        if let Some(earlier) = self.locals.insert(key.to_owned(), position) {
+            self.superseded.insert(earlier);
         }
     }
 
@@ -171,10 +200,15 @@ impl<T: RingEntry> Follower<T> {
         // Entries up to `after` can still arrive when the reader's list was newer than the writer's last
         // push.
         let before = out.len();
-        let (mut seen, mut bytes) = (0, 0);
+        let (mut seen, mut bytes) = (0u64, 0);
         for entry in state.entries.iter().skip(skip) {
+            let is_superseded = state.superseded.contains(&(self.next + seen));
             seen += 1;
-            if entry.revision() > self.after {
+            let is_later = match entry.local_key() {
+                Some(_) => entry.revision() >= self.after && !is_superseded,
+                None => entry.revision() > self.after,
+            };
+            if is_later {
                 out.push(entry.clone());
                 bytes += entry.size_bytes();
                 if bytes >= bytes_max || out.len() - before >= count_max {
@@ -272,6 +306,47 @@ mod tests {
         assert_eq!(read(&mut late), Ok(vec![16, 17]));
         ring.advance(Revision(20));
         assert_eq!(late.seen(), Some(Revision(20)));
+    }
+
+    struct Local(u64, &'static str, u64);
+
+    impl RingEntry for Local {
+        fn revision(&self) -> Revision {
+            Revision(self.0)
+        }
+        fn local_key(&self) -> Option<&str> {
+            (!self.1.is_empty()).then_some(self.1)
+        }
+        fn size_bytes(&self) -> usize {
+            10
+        }
+    }
+
+    #[test]
+    fn a_local_entry_reaches_readers_of_its_revision_and_only_the_newest_of_a_key() {
+        let ring = Arc::new(Ring::new(Revision(10), 5, 1_000));
+        let push = |entry: Local| ring.push([Arc::new(entry)]);
+        let read = |follower: &mut Follower<Local>| {
+            let mut out = Vec::new();
+            let _ = follower.poll_entries(&mut Context::from_waker(Waker::noop()), 100, 10_000, &mut out);
+            out.iter().map(|entry| entry.2).collect::<Vec<_>>()
+        };
+        push(Local(11, "", 1));
+        let mut early = ring.follow(Revision(11)).unwrap();
+        push(Local(11, "a", 2));
+        assert_eq!(read(&mut early), [2], "an entry without a revision of its own is seen");
+        push(Local(11, "a", 3));
+        push(Local(11, "b", 4));
+        assert_eq!(read(&mut ring.follow(Revision(11)).unwrap()), [3, 4], "only the newest of a key");
+        assert_eq!(read(&mut ring.follow(Revision(10)).unwrap()), [1, 3, 4]);
+        push(Local(12, "", 5));
+        assert_eq!(read(&mut early), [3, 4, 5]);
+        assert_eq!(read(&mut ring.follow(Revision(12)).unwrap()), [0u64; 0]);
+        for number in 6..12 {
+            push(Local(12, "a", number));
+        }
+        let state = ring.lock();
+        assert!(state.locals.len() <= 5 && state.superseded.len() <= 5, "bounded with the ring");
     }
 
     #[test]

@@ -26,6 +26,13 @@ pub struct ObjectChange {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChangeSignal {
     Change(ObjectChange),
+    /// A change that the authority does not know yet. It takes no revision of its own: it comes after everything up to `at`, and
+    /// an object keeps the revision of its change. A watcher may see the newest local change of an object twice.
+    Local {
+        at: Revision,
+        key: String,
+        change: ObjectChange,
+    },
     /// All changes up to this revision were delivered.
     Progress(Revision),
 }

@@ -8,13 +8,16 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
+use causeway_api::selector::Selector;
 use causeway_api::{Revision, Status};
 use causeway_watch::{ChangeSignal, CollectionReaders, ObjectChange};
 use tokio::sync::{mpsc, watch};
 
+use super::local::{LocalObjects, counts};
 use super::source::CollectionSource;
 use super::tables::{self, AppliedChange, CopyFigures};
 use super::{CopyDatabase, CopyError};
+use crate::facets::ObjectFacets;
 use crate::kube_object::KubeObject;
 use crate::resource::{ResourceDescription, SubscriptionScope};
 use crate::sync::wire::ChangeEntry;
@@ -36,6 +39,10 @@ pub struct Collection {
     figures: Mutex<CopyFigures>,
     /// True while a stream to the cloud keeps the copy current.
     is_live: watch::Sender<bool>,
+    /// Changes of the site that the API server does not know; shared by all collections of the resource.
+    local: Arc<LocalObjects>,
+    /// Held while a change is put in force and published, so that watchers see changes in the order in which the copy took them.
+    order: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -45,15 +52,24 @@ struct ChangeHistory {
     /// Every change later than this revision is here.
     floor: Revision,
     feeds: Vec<mpsc::Sender<ChangeSignal>>,
+    /// The newest local change of each key, with the revision of the copy at that time. Readers that begin at that revision or before
+    /// get it again.
+    locals: BTreeMap<String, (Revision, ObjectChange)>,
 }
 
 const CHANGES_MAX: usize = 4_096;
+// The pods of a site, its slices and its newest events; what is more is not sent again to readers that resume.
+const LOCALS_MAX: usize = 1_000;
 const CHANGES_BYTES_MAX: usize = 4 << 20;
 // Messages that a reader may leave unread: it moves them into a ring without waiting for watchers.
 const FEED_MESSAGES_MAX: usize = CHANGES_MAX + 1_024;
 
 impl Collection {
-    pub fn new(database: CopyDatabase, stored: tables::StoredSubscription) -> Arc<Collection> {
+    pub fn new(
+        database: CopyDatabase,
+        stored: tables::StoredSubscription,
+        local: Arc<LocalObjects>,
+    ) -> Arc<Collection> {
         let collection = Arc::new(Collection {
             resource: stored.scope.resource.to_string(),
             scope: stored.scope,
@@ -67,6 +83,8 @@ impl Collection {
             watchers: AtomicUsize::new(0),
             figures: Mutex::new(stored.figures),
             is_live: watch::Sender::new(false),
+            local,
+            order: tokio::sync::Mutex::default(),
         });
         let source = CollectionSource(Arc::downgrade(&collection));
         let _ = collection.readers.set(CollectionReaders::new(source));
@@ -139,6 +157,7 @@ impl Collection {
     /// Puts changes in force, on disk first, then for watchers.
     pub async fn complete(&self, changes: Vec<ChangeEntry>, revision: Revision) -> Result<(), CopyError> {
         let (id, resource) = (self.id, self.resource.clone());
+        let _ordered = self.order.lock().await;
         let applied = self.database.write(move |connection| {
             tables::complete(connection, id, &resource, &changes, (revision, unix_now()))
         });
@@ -188,20 +207,90 @@ impl Collection {
         for (_, change) in missed {
             sender.try_send(ChangeSignal::Change(change.clone())).ok()?;
         }
+        let local = history.locals.iter().filter(|(_, (at, _))| *at >= after);
+        for (key, (at, change)) in local {
+            let (at, key, change) = (*at, key.clone(), change.clone());
+            sender.try_send(ChangeSignal::Local { at, key, change }).ok()?;
+        }
         sender.try_send(ChangeSignal::Progress(self.revision())).ok()?;
         history.feeds.push(sender);
         Some(receiver)
     }
 
-    /// Reads the objects at the newest revision.
+    /// Reads the objects at the newest revision, as clients of the site see them.
     pub async fn list(&self, prefix: &str) -> Result<(Revision, Vec<KubeObject>), CopyError> {
+        let (revision, listed) = self.list_copied(prefix).await?;
+        Ok((revision, self.local.lay_over(prefix, listed, |object| self.selects(object))))
+    }
+
+    /// Reads the objects as the API server has them.
+    pub async fn list_copied(&self, prefix: &str) -> Result<(Revision, Vec<KubeObject>), CopyError> {
         let (id, prefix) = (self.id, prefix.to_owned());
         self.database.read(move |connection| tables::list(connection, id, &prefix)).await
     }
 
+    /// Reads an object as clients of the site see it.
     pub async fn get(&self, key: &str) -> Result<(Revision, Option<KubeObject>), CopyError> {
+        let (revision, same) = self.get_copied(key).await?;
+        let Some(local) = self.local.find(key) else { return Ok((revision, same)) };
+        let base = match &local.stands_on {
+            Some((base, _)) if base != key => self.get_copied(base).await?.1,
+            _ => same.clone(),
+        };
+        match counts(&local, base.as_ref(), same.as_ref(), |object| self.selects(object)) {
+            true => Ok((revision, local.object)),
+            false => Ok((revision, same)),
+        }
+    }
+
+    /// Reads an object as the API server has it.
+    pub async fn get_copied(&self, key: &str) -> Result<(Revision, Option<KubeObject>), CopyError> {
         let (id, key) = (self.id, key.to_owned());
         self.database.read(move |connection| tables::get(connection, id, &key)).await
+    }
+
+    /// Returns true if an object of the resource is in the scope of this collection.
+    fn selects(&self, object: &KubeObject) -> bool {
+        let scope = &self.scope;
+        let is_inside = scope.namespace.is_empty()
+            || object.key.split_once('/').is_some_and(|(namespace, _)| namespace == scope.namespace);
+        let Some(description) = self.description() else { return false };
+        let selector =
+            Selector::parse(description.definition(), &scope.label_selector, &scope.field_selector);
+        let facets = || ObjectFacets::read(&scope.resource, &object.body);
+        is_inside && selector.is_ok_and(|selector| selector.is_empty() || selector.matches(&facets()))
+    }
+
+    /// Begins a local change: no other change is put in force until the guard is dropped.
+    pub(crate) async fn order(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.order.lock().await
+    }
+
+    /// Tells watchers of a local change. The caller holds `order`.
+    pub(crate) fn publish_local(&self, key: &str, before: Option<&KubeObject>, now: Option<&KubeObject>) {
+        if before == now || !self.is_complete() {
+            return;
+        }
+        let at = self.revision();
+        let revision = now.map_or(at, |now| now.revision);
+        let created = if before.is_none() { revision } else { Revision(u64::MAX) };
+        let (value, previous) = (now.map(KubeObject::pack), before.map(KubeObject::pack));
+        let change = ObjectChange { revision, value, previous, created };
+        let mut history = self.lock();
+        history.send(&ChangeSignal::Local { at, key: key.to_owned(), change: change.clone() });
+        history.send(&ChangeSignal::Progress(at));
+        let floor = history.floor;
+        history.locals.retain(|_, (at, _)| *at >= floor);
+        if history.locals.len() < LOCALS_MAX {
+            history.locals.insert(key.to_owned(), (at, change));
+        }
+    }
+
+    /// Remembers the local objects of a start: a reader that resumes gets them.
+    pub(crate) fn remember_local(&self, key: &str, now: &KubeObject) {
+        let (at, revision) = (self.revision(), now.revision);
+        let change = ObjectChange { revision, value: Some(now.pack()), previous: None, created: revision };
+        self.lock().locals.insert(key.to_owned(), (at, change));
     }
 
     pub fn figures(&self) -> CopyFigures {
@@ -222,7 +311,7 @@ impl Collection {
 
     /// Reads the objects as they were at `revision`. 410 when the changes since then are gone.
     pub async fn list_at(&self, prefix: &str, revision: Revision) -> Result<Vec<KubeObject>, ListError> {
-        let (read_at, objects) = self.list(prefix).await?;
+        let (read_at, objects) = self.list_copied(prefix).await?;
         // The changes up to the state that was read are published a moment after they are on disk.
         let mut revisions = self.revisions();
         let _ = revisions.wait_for(|published| *published >= read_at).await;
@@ -244,7 +333,8 @@ impl Collection {
                 None => drop(all.remove(key)),
             }
         }
-        Ok(all.into_values().collect())
+        let listed = all.into_values().collect();
+        Ok(self.local.lay_over(prefix, listed, |object| self.selects(object)))
     }
 }
 
@@ -340,7 +430,7 @@ mod tests {
             node: String::new(),
             figures,
         };
-        Collection::new(database, stored)
+        Collection::new(database, stored, Arc::default())
     }
 
     #[tokio::test]
@@ -389,6 +479,7 @@ mod tests {
                     seen.push((change.revision.0, change.previous.is_some(), change.value.is_some()));
                 }
                 ChangeSignal::Progress(revision) => seen.push((revision.0, false, false)),
+                ChangeSignal::Local { .. } => unreachable!("nothing is local"),
             }
         }
         let expected = [
@@ -400,5 +491,44 @@ mod tests {
             (20, false, false),
         ];
         assert_eq!(seen, expected);
+    }
+
+    #[tokio::test]
+    async fn a_local_change_is_seen_until_the_api_server_has_a_newer_object() {
+        let folder = tempfile::tempdir().unwrap();
+        let collection = collection(folder.path()).await;
+        let description = ResourceDescription {
+            name: collection.scope.resource.clone(),
+            kind: "Thing".into(),
+            list_kind: "ThingList".into(),
+            is_namespaced: false,
+            columns: "[]".into(),
+        };
+        collection.describe(description).await.unwrap();
+        collection.complete(vec![change("a", "1", 3, false)], Revision(10)).await.unwrap();
+        let (_, before) = collection.get("a").await.unwrap();
+        let mine = before.clone().map(|before| KubeObject { body: Bytes::from_static(b"mine"), ..before });
+        let stands_on = Some(("a".to_owned(), Revision(3)));
+        collection.local.set("a", Some(super::super::local::LocalObject { stands_on, object: mine.clone() }));
+        collection.publish_local("a", before.as_ref(), mine.as_ref());
+        assert_eq!(collection.get("a").await.unwrap(), (Revision(10), mine.clone()));
+        assert_eq!(collection.list("").await.unwrap().1, [mine.clone().unwrap()]);
+        assert_eq!(collection.get_copied("a").await.unwrap().1, before, "the copy itself is as before");
+        // A reader that begins at this revision gets the change, one that begins later does not.
+        let local = |after: u64| {
+            let mut feed = collection.follow(Revision(after))?;
+            let mut seen = Vec::new();
+            while let Ok(signal) = feed.try_recv() {
+                if let ChangeSignal::Local { at, change, .. } = signal {
+                    seen.push((at.0, change.revision.0, change.value));
+                }
+            }
+            Some(seen)
+        };
+        let packed = mine.as_ref().map(KubeObject::pack);
+        assert_eq!(local(10), Some(vec![(10, 3, packed)]));
+        assert_eq!(local(11), Some(vec![]));
+        collection.complete(vec![change("a", "1", 11, false)], Revision(11)).await.unwrap();
+        assert_eq!(collection.get("a").await.unwrap().1.unwrap().revision, Revision(11));
     }
 }

@@ -176,9 +176,14 @@ impl ObjectRenderer {
         let columns: Vec<Value> = serde_json::from_str(&self.0.columns).unwrap_or_default();
         let mut cells: Vec<Value> = serde_json::from_slice(cells).unwrap_or_default();
         let object: Value = serde_json::from_slice(body).unwrap_or_default();
+        // An object that the API server has not seen has no row there.
+        cells.resize(columns.len().max(cells.len()), Value::from(""));
         let created = object["metadata"]["creationTimestamp"].as_str();
         let created: Option<jiff::Timestamp> = created.and_then(|text| text.parse().ok());
         for (column, cell) in columns.iter().zip(&mut cells) {
+            if column["format"] == "name" {
+                *cell = object["metadata"]["name"].clone();
+            }
             if column["name"] == "Age"
                 && let Some(created) = created
             {

@@ -74,6 +74,18 @@ CREATE TABLE callers (
 ) WITHOUT ROWID;
 ";
 
+// Added after the first version of the format, which ignores it.
+const TOKENS: &str = "
+CREATE TABLE IF NOT EXISTS tokens (
+    request TEXT PRIMARY KEY,                -- caller, account and audiences
+    pod     TEXT NOT NULL,                   -- the UID of the pod that the token is bound to
+    expires INTEGER NOT NULL,                -- the `exp` inside the token
+    content TEXT NOT NULL,                   -- Content-Type
+    body    BLOB NOT NULL                    -- the answer of the API server
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS tokens_by_pod ON tokens (pod);
+";
+
 pub fn open(path: &Path) -> rusqlite::Result<Connection> {
     // SQLite gives its other files the mode of this one.
     let _ = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
@@ -89,6 +101,7 @@ pub fn open(path: &Path) -> rusqlite::Result<Connection> {
         FORMAT => {}
         other => return Err(rusqlite::Error::IntegralValueOutOfRange(0, i64::from(other))),
     }
+    connection.execute_batch(TOKENS)?;
     // The cloud sends again what was not acknowledged, so a commit that a power loss takes back is no loss.
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     // A comparison that a crash ended begins anew.
@@ -248,6 +261,11 @@ pub fn complete(
                 .prepare_cached("DELETE FROM members WHERE subscription = ?1 AND key = ?2")?
                 .execute(params![id, key])?,
         };
+        if let Some(before) = before_object.as_ref().filter(|_| resource == PODS)
+            && now_object.as_ref().is_none_or(|now| now.uid != before.uid)
+        {
+            drop_tokens(connection, &before.uid)?;
+        }
         if before_object.is_some() || now_object.is_some() {
             applied.push(AppliedChange { revision: Revision(at), before: before_object, now: now_object });
         }
@@ -258,6 +276,47 @@ pub fn complete(
     connection.prepare_cached("DELETE FROM staged WHERE subscription = ?1")?.execute([id])?;
     advance(connection, id, revision, now)?;
     Ok(applied)
+}
+
+/// The resource whose objects tokens are bound to.
+const PODS: &str = "v1/pods";
+// A site has a few hundred pods with a token or two each.
+const TOKENS_MAX: u32 = 10_000;
+
+/// An answer to a TokenRequest: its type and its bytes.
+pub fn token(connection: &Connection, request: &str, now: i64) -> rusqlite::Result<Option<(String, Bytes)>> {
+    let query = "SELECT content, body FROM tokens WHERE request = ?1 AND expires > ?2";
+    let found = connection.query_row(query, params![request, now], |row| {
+        Ok((row.get(0)?, Bytes::from(row.get::<_, Vec<u8>>(1)?)))
+    });
+    found.optional()
+}
+
+/// Keeps an answer until its token expires or its pod goes.
+pub fn keep_token(
+    connection: &Connection,
+    request: &str,
+    (pod, expires): (&str, i64),
+    (content, body): (&str, &[u8]),
+    now: i64,
+) -> rusqlite::Result<()> {
+    connection.execute("DELETE FROM tokens WHERE expires <= ?1", [now])?;
+    let insert = "INSERT OR REPLACE INTO tokens VALUES (?1, ?2, ?3, ?4, ?5)";
+    connection.execute(insert, params![request, pod, expires, content, body])?;
+    let surplus = "DELETE FROM tokens WHERE expires < (SELECT expires FROM tokens ORDER BY expires DESC LIMIT 1 OFFSET ?1)";
+    connection.execute(surplus, [TOKENS_MAX]).map(drop)
+}
+
+/// Removes the tokens of a pod that is gone.
+fn drop_tokens(connection: &Connection, pod: &str) -> rusqlite::Result<()> {
+    connection.prepare_cached("DELETE FROM tokens WHERE pod = ?1")?.execute([pod]).map(drop)
+}
+
+/// The pods with a token that expires later than `now`, by UID.
+pub fn token_pods(connection: &Connection, now: i64) -> rusqlite::Result<Vec<String>> {
+    let mut statement = connection.prepare("SELECT DISTINCT pod FROM tokens WHERE expires > ?1")?;
+    let rows = statement.query_map([now], |row| row.get(0))?;
+    rows.collect()
 }
 
 fn keep_body(connection: &Connection, resource: &str, change: &ChangeEntry) -> rusqlite::Result<i64> {
@@ -319,6 +378,15 @@ pub fn get(connection: &Connection, id: i64, key: &str) -> rusqlite::Result<(Rev
     let revision = revision(connection, id)?;
     let found = member_body(connection, id, key)?.map(|body| read_body(connection, body)).transpose()?;
     Ok((revision, found))
+}
+
+/// The subscriptions that hold an object.
+pub fn holders(connection: &Connection, resource: &str, key: &str) -> rusqlite::Result<Vec<i64>> {
+    let query = "SELECT DISTINCT members.subscription FROM bodies JOIN members ON members.body = bodies.id
+        WHERE bodies.resource = ?1 AND bodies.key = ?2";
+    let mut statement = connection.prepare_cached(query)?;
+    let rows = statement.query_map([resource, key], |row| row.get(0))?;
+    rows.collect()
 }
 
 fn revision(connection: &Connection, id: i64) -> rusqlite::Result<Revision> {
@@ -405,6 +473,30 @@ mod tests {
     use super::*;
     use crate::resource::ResourceName;
 
+    #[test]
+    fn a_token_is_given_until_it_expires_or_its_pod_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let connection = open(&folder.path().join("copy.db")).unwrap();
+        let scope = SubscriptionScope::all(ResourceName::new("", "v1", "pods"));
+        let pods = create_subscription(&connection, &scope, "n1").unwrap();
+        complete(&connection, pods, PODS, &[change("shop/a", 3, false)], (Revision(3), 1)).unwrap();
+        keep_token(&connection, "one", ("u", 100), ("text", b"1"), 1).unwrap();
+        keep_token(&connection, "other", ("v", 100), ("text", b"2"), 1).unwrap();
+        assert_eq!(
+            token(&connection, "one", 99).unwrap(),
+            Some(("text".to_owned(), Bytes::from_static(b"1")))
+        );
+        assert_eq!(token(&connection, "one", 100).unwrap(), None, "expired");
+        assert_eq!(token_pods(&connection, 99).unwrap().len(), 2);
+        complete(&connection, pods, PODS, &[change("shop/a", 4, false)], (Revision(4), 1)).unwrap();
+        assert!(token(&connection, "one", 99).unwrap().is_some(), "the pod changed and is still there");
+        complete(&connection, pods, PODS, &[change("shop/a", 5, true)], (Revision(5), 1)).unwrap();
+        assert_eq!(token(&connection, "one", 99).unwrap(), None, "the pod is gone");
+        assert!(token(&connection, "other", 99).unwrap().is_some());
+        keep_token(&connection, "new", ("w", 300), ("text", b"3"), 200).unwrap();
+        assert_eq!(token_pods(&connection, 0).unwrap(), ["w"], "expired tokens are removed");
+    }
+
     fn change(key: &str, revision: u64, deleted: bool) -> ChangeEntry {
         let body = if deleted { Bytes::new() } else { Bytes::from(format!("{key}@{revision}")) };
         ChangeEntry { key: key.into(), uid: "u".into(), revision, deleted, body, cells: Bytes::new() }
@@ -431,6 +523,8 @@ mod tests {
         assert_eq!(applied.len(), 2);
         complete(&connection, shop, "things", &[change("shop/a", 3, false)], (Revision(9), 1)).unwrap();
         assert_eq!(bodies(), 2);
+        assert_eq!(holders(&connection, "things", "shop/a").unwrap(), [all, shop]);
+        assert_eq!(holders(&connection, "things", "shop/b").unwrap(), [0i64; 0]);
         let applied =
             complete(&connection, all, "things", &[change("shop/a", 10, true)], (Revision(10), 1)).unwrap();
         assert!(applied[0].now.is_none() && applied[0].before.as_ref().unwrap().revision == Revision(3));

@@ -30,8 +30,7 @@ const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 impl Authorizer {
     /// Checks that the caller may do what is asked.
     pub async fn check(&self, caller: &LocalCaller, question: &AccessQuestion) -> Result<(), Status> {
-        let AccessQuestion { verb, group, plural, namespace, name } = question;
-        let (key, text) = (caller.key(), format!("{verb} {group}/{plural} {namespace}/{name}"));
+        let (key, text) = (caller.key(), question_text(question));
         let granted = {
             let (key, text) = (key.clone(), text.clone());
             self.database.read(move |connection| tables::grant(connection, &key, &text)).await
@@ -62,16 +61,7 @@ impl Authorizer {
     ) -> Result<(), Status> {
         match self.ask(caller, question).await {
             Ok(is_allowed) => {
-                let allowed = is_allowed.then(unix_now);
-                let kept = self
-                    .database
-                    .write(move |connection| tables::keep_grant(connection, &key, &text, allowed));
-                if let Err(error) = kept.await {
-                    tracing::warn!(
-                        error = causeway_api::error_chain(&error),
-                        "cannot remember a decision of the API server"
-                    );
-                }
+                self.keep(key, text, is_allowed.then(unix_now)).await;
                 match is_allowed {
                     true => Ok(()),
                     false => Err(forbidden(caller, question)),
@@ -80,11 +70,42 @@ impl Authorizer {
             Err(_) if age.is_some_and(|age| age < OFFLINE_SECONDS) => Ok(()),
             // Without the cloud, only what was allowed is allowed.
             Err(status) if status.code == 503 => {
+                if self.is_implied(caller, question).await {
+                    return Ok(());
+                }
                 let mut refused = forbidden(caller, question);
                 refused.message.push_str(": the API server did not allow it before, and cannot be asked now");
                 Err(refused)
             }
             Err(status) => Err(status),
+        }
+    }
+
+    /// Returns true if the caller was allowed the same for all names, or in all namespaces: rights in Kubernetes only add.
+    async fn is_implied(&self, caller: &LocalCaller, question: &AccessQuestion) -> bool {
+        for wider in wider_questions(question) {
+            let (key, text) = (caller.key(), question_text(&wider));
+            let granted = self.database.read(move |connection| tables::grant(connection, &key, &text)).await;
+            if granted.ok().flatten().is_some_and(|granted| unix_now() - granted < OFFLINE_SECONDS) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Remembers that the API server answered a read of this caller, so it is allowed.
+    pub async fn answered(&self, caller: &LocalCaller, question: &AccessQuestion) {
+        self.keep(caller.key(), question_text(question), Some(unix_now())).await;
+    }
+
+    async fn keep(&self, key: String, text: String, allowed: Option<i64>) {
+        let kept =
+            self.database.write(move |connection| tables::keep_grant(connection, &key, &text, allowed));
+        if let Err(error) = kept.await {
+            tracing::warn!(
+                error = causeway_api::error_chain(&error),
+                "cannot remember a decision of the API server"
+            );
         }
     }
 
@@ -109,6 +130,22 @@ impl Authorizer {
     }
 }
 
+/// The key of a question among the remembered answers.
+fn question_text(question: &AccessQuestion) -> String {
+    let AccessQuestion { verb, group, plural, namespace, name } = question;
+    format!("{verb} {group}/{plural} {namespace}/{name}")
+}
+
+/// The questions whose answer "allowed" includes this one.
+fn wider_questions(question: &AccessQuestion) -> Vec<AccessQuestion> {
+    let all_names = AccessQuestion { name: String::new(), ..question.clone() };
+    let everywhere = AccessQuestion { namespace: String::new(), ..all_names.clone() };
+    let mut wider = vec![all_names, everywhere];
+    wider.dedup();
+    wider.retain(|wider| wider != question);
+    wider
+}
+
 /// 403 in the words of the API server.
 fn forbidden(caller: &LocalCaller, question: &AccessQuestion) -> Status {
     let AccessQuestion { verb, group, plural, namespace, name } = question;
@@ -123,4 +160,24 @@ fn forbidden(caller: &LocalCaller, question: &AccessQuestion) -> Status {
         "{resource}{named} is forbidden: User \"{user}\" cannot {verb} resource \"{plural}\" in API group \"{group}\" {place}"
     );
     Status { message, ..Status::forbidden(user, "", "") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_right_for_all_names_or_namespaces_includes_one() {
+        let question = |namespace: &str, name: &str| AccessQuestion {
+            verb: "list",
+            group: String::new(),
+            plural: "configmaps".into(),
+            namespace: namespace.into(),
+            name: name.into(),
+        };
+        assert_eq!(wider_questions(&question("shop", "a")), [question("shop", ""), question("", "")]);
+        assert_eq!(wider_questions(&question("shop", "")), [question("", "")]);
+        assert_eq!(wider_questions(&question("", "n1")), [question("", "")]);
+        assert_eq!(wider_questions(&question("", "")), []);
+    }
 }

@@ -97,6 +97,11 @@ pub fn verify(facts: &ClusterFacts, token: &str, now: i64) -> Result<UserInfo, A
     service_account(&content).ok_or(AccountTokenError::Foreign)
 }
 
+/// The time at which a token expires (unix seconds), as the token itself says; the signature is not looked at. `None`: no such token.
+pub fn expiry(token: &str) -> Option<i64> {
+    decode::<Claims>(token.split('.').nth(1)?).ok()?.exp
+}
+
 const CLOCK_SKEW: i64 = 60;
 
 fn service_account(claims: &Claims) -> Option<UserInfo> {
@@ -175,6 +180,7 @@ mod tests {
         let check = |token: &str, now: i64, expected: AccountTokenError| {
             assert_eq!(verify(&facts, token, now), Err(expected), "{token}")
         };
+        assert_eq!((expiry(&good), expiry("opaque"), expiry("a.b.c")), (Some(1_000), None, None));
         check(&good, 1_000, AccountTokenError::Expired);
         check(&good, -60, AccountTokenError::Expired);
         check("opaque", 500, AccountTokenError::Foreign);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use causeway_api::Status;
 use causeway_api::request::media::{self, MediaEncoding, ObjectView};
 use causeway_api::request::query::{QueryParameters, decode};
@@ -10,8 +11,10 @@ use causeway_api::request::resource::{ObjectVerb, RequestHead, ResourcePath};
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use super::offline;
 use super::pass::{PassError, Passthrough};
 use super::read::{self, LocalRead, PageToken, ReadRefusal};
 use super::respond::{self, ApiBody};
@@ -23,6 +26,9 @@ use crate::identity::LocalCaller;
 use crate::identity::authenticate::CallerAuthenticator;
 use crate::identity::authorize::Authorizer;
 use crate::kube_object;
+use crate::pending::log::PendingLog;
+use crate::pending::replay::ReplayReport;
+use crate::protobuf::{self, BodyEncoding};
 use crate::resource::{ResourceName, SubscriptionScope};
 use crate::subscriptions::Subscriptions;
 use crate::upstream::access::AccessQuestion;
@@ -35,6 +41,9 @@ pub struct RequestContext {
     pub database: CopyDatabase,
     pub pass: Passthrough,
     pub written: WrittenRevisions,
+    pub pending: PendingLog,
+    pub replayed: Arc<ReplayReport>,
+    pub readiness: Arc<ArcSwap<Value>>,
     pub stop: CancellationToken,
 }
 
@@ -68,7 +77,15 @@ pub async fn handle(
         path.split('/').filter(|segment| !segment.is_empty()).map(|segment| decode(segment, false)).collect();
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
     let is_get = request.method() == Method::GET;
-    match ResourcePath::parse(&segments) {
+    let parsed = ResourcePath::parse(&segments);
+    if let Some(resource) = &parsed
+        && is_plain(&segments)
+        && let Some(node) = caller.node_name()
+        && let Some(kind) = offline::classify(node, request.method(), resource, request.uri().query())
+    {
+        return offline::write(context, &caller, (node, kind), request, resource).await;
+    }
+    match parsed {
         Some(resource) if is_get && resource.subresource.is_none() && is_plain(&segments) => {
             read(context, &caller, request, &resource).await
         }
@@ -113,29 +130,30 @@ fn is_write(method: &Method) -> bool {
 }
 
 /// Reads the revision of a written object from the answer, so that the caller's next read waits for it.
-async fn note_write(
+pub(super) async fn note_write(
     context: &RequestContext,
     caller: &LocalCaller,
     resource: ResourceName,
     response: Response<ApiBody>,
 ) -> Response<ApiBody> {
-    let content = response.headers().get(header::CONTENT_TYPE);
-    let is_json = content.is_some_and(|content| content.as_bytes().starts_with(b"application/json"));
-    if !response.status().is_success()
-        || !is_json
-        || response.headers().contains_key(header::CONTENT_ENCODING)
-    {
+    let content = response.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let encoding = content.and_then(|content| BodyEncoding::of(content).ok());
+    let is_encoded = response.headers().contains_key(header::CONTENT_ENCODING);
+    let Some(encoding) = encoding.filter(|_| response.status().is_success() && !is_encoded) else {
         return response;
-    }
+    };
     let (head, body) = response.into_parts();
     let body = match respond::collect(body, DOCUMENT_BYTES_MAX).await {
         Ok(body) => body,
         Err(status) => return respond::refusal(&status),
     };
-    if let Some(revision) = kube_object::revision_of(&body) {
+    let metadata = protobuf::metadata(encoding, &body).unwrap_or_default();
+    let revision =
+        metadata["resourceVersion"].as_str().and_then(|text| kube_object::parse_revision(text).ok());
+    if let Some(revision) = revision.filter(|revision| revision.0 > 0) {
         context.written.note(caller.key(), resource, revision, Instant::now());
     }
-    Response::from_parts(head, respond::json(StatusCode::OK, body).into_body())
+    Response::from_parts(head, super::pass::full(body))
 }
 
 /// A document from the API server, kept whole for the time without it.
@@ -220,11 +238,6 @@ async fn read(
         return pass(context, caller, request).await;
     }
     let is_watch = query.flag("watch").unwrap_or(false);
-    let collection = match context.subscriptions.find(&wanted) {
-        Some(collection) => Some(collection),
-        None => begin(context, caller, &wanted, is_watch).await,
-    };
-    let Some(collection) = collection else { return pass(context, caller, request).await };
     let verb = if is_watch {
         "watch"
     } else if path.name.is_some() {
@@ -232,7 +245,28 @@ async fn read(
     } else {
         "list"
     };
-    if let Err(status) = context.authorizer.check(caller, &AccessQuestion::about(verb, &wanted)).await {
+    let question = AccessQuestion::about(verb, &wanted);
+    let mut collection = context.subscriptions.find(&wanted);
+    if collection.is_none() && verb == "get" {
+        // A kubelet asks for its pods by name, and holds them by node.
+        let key = match (path.namespace, path.name) {
+            (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+            (_, name) => name.unwrap_or_default().to_owned(),
+        };
+        collection = context.subscriptions.holding(&wanted.resource, &key).await;
+    }
+    if collection.is_none() {
+        collection = begin(context, caller, &wanted, is_watch).await;
+    }
+    let Some(collection) = collection else {
+        let response = pass(context, caller, request).await;
+        // Without the right to read, the answer would be 403, also about an object that is not there.
+        if response.status().is_success() || response.status() == StatusCode::NOT_FOUND {
+            context.authorizer.answered(caller, &question).await;
+        }
+        return response;
+    };
+    if let Err(status) = context.authorizer.check(caller, &question).await {
         return respond::refusal(&status);
     }
     collection.touch();

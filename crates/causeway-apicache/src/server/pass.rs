@@ -55,10 +55,23 @@ impl Passthrough {
         caller: Option<&LocalCaller>,
         body: Bytes,
     ) -> Result<(StatusCode, Bytes), PassError> {
+        self.send(method, path, None, caller, body).await
+    }
+
+    /// The same with a body of another type than JSON.
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: Option<&str>,
+        caller: Option<&LocalCaller>,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), PassError> {
         let mut request = Request::new(full(body));
         *request.method_mut() = method;
         *request.uri_mut() = path.parse().map_err(away)?;
-        request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let content_type = HeaderValue::try_from(content_type.unwrap_or("application/json")).map_err(away)?;
+        request.headers_mut().insert(header::CONTENT_TYPE, content_type);
         request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("application/json"));
         if let Some(caller) = caller {
             identify(request.headers_mut(), caller)?;
@@ -70,15 +83,19 @@ impl Passthrough {
     }
 
     /// Passes a client's request, and an upgrade that follows.
-    pub async fn forward(
+    pub async fn forward<B>(
         &self,
-        request: Request<Incoming>,
+        request: Request<B>,
         caller: &LocalCaller,
-    ) -> Result<Response<ApiBody>, PassError> {
+    ) -> Result<Response<ApiBody>, PassError>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
         let (mut head, body) = request.into_parts();
         let client = head.extensions.remove::<hyper::upgrade::OnUpgrade>();
         let upgrade = head.headers.get(header::UPGRADE).cloned();
-        let mut passed = Request::new(body.map_err(boxed).boxed_unsync());
+        let mut passed = Request::new(body.map_err(Into::into).boxed_unsync());
         *passed.method_mut() = head.method;
         let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
         *passed.uri_mut() = path.parse().map_err(away)?;
@@ -132,7 +149,7 @@ fn boxed(error: hyper::Error) -> BoxError {
     Box::new(error)
 }
 
-fn full(body: Bytes) -> ApiBody {
+pub fn full(body: Bytes) -> ApiBody {
     Full::new(body).map_err(|never| -> BoxError { match never {} }).boxed_unsync()
 }
 

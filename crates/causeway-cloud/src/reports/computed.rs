@@ -24,6 +24,8 @@ pub const NETMAP_IN_FORCE: &str = "NetmapInForce";
 pub const NETMAP_PERSISTED: &str = "NetmapPersisted";
 /// The condition of an EGateway about its tunnel. Written when the tunnel first could not run.
 pub const TUNNEL_READY: &str = "TunnelReady";
+/// The condition of an EGateway whose edge serves the Kubernetes API: every pod of the site would survive a restart without the cloud.
+pub const READY_FOR_OFFLINE: &str = "ReadyForOffline";
 /// The reason of `NetmapInForce` when it is True.
 pub const IN_FORCE: &str = "InForce";
 
@@ -84,6 +86,9 @@ pub fn of_gateway(gateway: &EGateway, table: &ReportTable, live: &LiveReplicas) 
         }
     }
     computed.extend(tunnel(gateway, table, live));
+    for (_, report) in table.of_gateway(name, ReportSubject::Offline) {
+        computed.extend(offline(report));
+    }
     for (_, report) in table.of_gateway(name, ReportSubject::Netmap) {
         computed.extend(netmap(report, gateway.status.condition(NETMAP_PERSISTED).is_some()));
     }
@@ -130,6 +135,12 @@ fn tunnel(gateway: &EGateway, table: &ReportTable, live: &LiveReplicas) -> Optio
     let was_shown = gateway.status.condition(TUNNEL_READY).is_some() && !reports.is_empty();
     was_shown
         .then(|| ComputedCondition::new(TUNNEL_READY, ConditionStatus::True, "TunnelReady", String::new()))
+}
+
+fn offline(report: &Report) -> Option<ComputedCondition> {
+    let Report::Offline { pods: Some(pods) } = report else { return None };
+    let reason = if pods.is_empty() { "PodsCovered" } else { "PodsAtRisk" };
+    Some(ComputedCondition::new(READY_FOR_OFFLINE, pods.is_empty().into(), reason, bounded(&pods.join("; "))))
 }
 
 /// `has_persisted`: the gateway once could not write its netmap, so the condition about that exists.

@@ -36,6 +36,7 @@ pub enum ReportSubject {
     Backends,
     Netmap,
     Tunnel,
+    Offline,
 }
 
 /// The report of a gateway on one subject.
@@ -51,6 +52,8 @@ pub enum Report {
     Netmap { reason: String, message: String, not_persisted: String },
     /// The reason for which the tunnel does not run. `reason` is empty when it runs or is not needed.
     Tunnel { reason: String, message: String },
+    /// Pods that would not survive a restart of their node without the cloud. None: the edge serves no Kubernetes API.
+    Offline { pods: Option<Vec<String>> },
 }
 
 impl ReportSubject {
@@ -60,6 +63,7 @@ impl ReportSubject {
             ReportSubject::Backends => "backends",
             ReportSubject::Netmap => "netmap",
             ReportSubject::Tunnel => "tunnel",
+            ReportSubject::Offline => "offline",
         }
     }
 }
@@ -71,23 +75,29 @@ impl Report {
             Report::Backends { .. } => ReportSubject::Backends,
             Report::Netmap { .. } => ReportSubject::Netmap,
             Report::Tunnel { .. } => ReportSubject::Tunnel,
+            Report::Offline { .. } => ReportSubject::Offline,
         }
     }
 
     /// Tells whether the report says no more than no report would. Such a first report is not stored: most gateways never
-    /// have a problem with their tunnel.
+    /// have a problem with their tunnel, or no Kubernetes API.
     pub fn says_nothing(&self) -> bool {
-        matches!(self, Report::Tunnel { reason, .. } if reason.is_empty())
+        match self {
+            Report::Tunnel { reason, .. } => reason.is_empty(),
+            Report::Offline { pods } => pods.is_none(),
+            Report::Listening { .. } | Report::Backends { .. } | Report::Netmap { .. } => false,
+        }
     }
 
     /// Splits the problems of a gateway at `site` into its reports, within the bounds of a record.
-    pub fn of_problems(site: &str, told: Problems) -> [Report; 3] {
+    pub fn of_problems(site: &str, told: Problems) -> [Report; 4] {
         let problems = told.regrets.iter().take(PROBLEMS_MAX).map(|problem| bounded(problem)).collect();
         let bounded_outage = |(service, outage): (String, BackendOutage)| {
             let why = bounded(&outage.why);
             (service, BackendOutage { why, ..outage })
         };
         let services = told.backends.into_iter().take(SERVICES_MAX).map(bounded_outage).collect();
+        let pods = told.offline.map(|pods| pods.iter().take(PROBLEMS_MAX).map(|pod| bounded(pod)).collect());
         let tunnel = told.tunnel.unwrap_or_default();
         // A reason becomes the reason of a condition, whose form the API prescribes.
         let is_word = |reason: &String| {
@@ -98,6 +108,7 @@ impl Report {
             Report::Listening { problems },
             Report::Backends { site: site.to_owned(), services },
             Report::Tunnel { reason, message: bounded(&tunnel.message) },
+            Report::Offline { pods },
         ]
     }
 }
@@ -237,11 +248,17 @@ mod tests {
         let outage = BackendOutage { why: "x".repeat(10_000), ..BackendOutage::default() };
         let backends = (0..1000).map(|number| (format!("s{number}"), outage.clone())).collect();
         let tunnel = TunnelProblem { reason: "a b".into(), message: "z".repeat(10_000) };
-        let told = Problems { regrets: vec!["y\n".repeat(10_000); 100], backends, tunnel: Some(tunnel) };
-        let [listening, backends, tunnel] = Report::of_problems("oslo", told);
+        let told = Problems {
+            regrets: vec!["y\n".repeat(10_000); 100],
+            backends,
+            tunnel: Some(tunnel),
+            offline: Some(vec!["z".repeat(10_000); 1_000]),
+        };
+        let [listening, backends, tunnel, offline] = Report::of_problems("oslo", told);
         let expected = Report::Tunnel { reason: "TunnelFailed".into(), message: "z".repeat(TEXT_CHARS_MAX) };
         assert_eq!(tunnel, expected);
         let size = |report: &Report| serde_json::to_vec(report).unwrap().len();
+        assert!(size(&offline) < 10_000, "{}", size(&offline));
         assert!(size(&listening) < 10_000 && size(&backends) < 80_000, "{}", size(&backends));
         assert!(!serde_json::to_string(&listening).unwrap().contains("\\n"));
     }

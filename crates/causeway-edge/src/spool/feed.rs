@@ -121,7 +121,7 @@ impl Spool {
     /// EServices.
     pub fn report_problems(&self, software: &str, told: &Problems) {
         let status = serde_json::json!({
-            "software": software, "regrets": told.regrets, "backends": told.backends, "tunnel": told.tunnel,
+            "software": software, "regrets": told.regrets, "backends": told.backends, "tunnel": told.tunnel, "offline": told.offline,
         });
         self.append(SpoolRecordKind::Status, status.to_string().into_bytes());
     }

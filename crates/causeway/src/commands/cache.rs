@@ -96,7 +96,18 @@ fn render(cache: &Value, now: u64) -> String {
             since.map_or_else(|| "never".to_owned(), |since| format!("{since} ago")),
         ]);
     }
-    shown.render(false)
+    let mut text = shown.render(false);
+    if let Some(waiting) = cache["writes"]["pending"].as_u64().filter(|waiting| *waiting > 0) {
+        text.push_str(&format!("writes that wait for the API server: {waiting}\n"));
+    }
+    for refusal in cache["writes"]["refusals"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        text.push_str(&format!("dropped: {refusal}\n"));
+    }
+    for (pod, reasons) in cache["readyForOffline"]["pods"].as_object().into_iter().flatten() {
+        let reasons: Vec<&str> = reasons.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        text.push_str(&format!("not ready for offline: {pod}: {}\n", reasons.join(", ")));
+    }
+    text
 }
 
 #[cfg(test)]
@@ -117,5 +128,20 @@ mod tests {
         let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(words[1], ["v1/pods", "spec.nodeName=n1", "3", "2.0KiB", "77", "0s", "1", "10s", "ago"]);
         assert_eq!(words[2][..2], ["apps/v1/deployments", "shop"]);
+        assert_eq!(words.len(), 3);
+    }
+
+    #[test]
+    fn waiting_writes_and_pods_at_risk_are_named() {
+        let cache = json!({"resources": [], "writes": {"pending": 2, "refusals": ["status of v1/pods shop/a: gone"]},
+            "readyForOffline": {"ready": false, "pods": {"shop/b": ["Secret x is not in the copy"]}}});
+        let text = render(&cache, 100);
+        for line in [
+            "writes that wait for the API server: 2",
+            "dropped: status of v1/pods shop/a: gone",
+            "not ready for offline: shop/b: Secret x is not in the copy",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
     }
 }

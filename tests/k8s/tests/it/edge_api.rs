@@ -198,7 +198,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    fn start(kubectl: &Kubectl, path: &str) -> Watching {
+    pub fn start(kubectl: &Kubectl, path: &str) -> Watching {
         let mut command = kubectl.command(&format!("get --raw '{path}'"));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -216,7 +216,7 @@ impl Watching {
     }
 
     /// Type, name and revision of the events up to the one about `name` of this type.
-    fn until(&self, event_type: &str, name: &str) -> Vec<(String, String, String)> {
+    pub fn until(&self, event_type: &str, name: &str) -> Vec<(String, String, String)> {
         let mut seen = Vec::new();
         loop {
             let event = self.events.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|error| {

@@ -12,6 +12,8 @@ mod discovery;
 mod documents;
 mod edge_api;
 mod edge_api_callers;
+mod edge_api_random;
+mod edge_kubelet;
 mod edit;
 mod history;
 mod javascript;

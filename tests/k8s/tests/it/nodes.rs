@@ -15,7 +15,7 @@ use testlab::net::{Host, Net, Plan};
 use crate::here;
 
 /// Both nodes have it.
-const NODE_IP: &str = "10.0.0.2";
+pub const NODE_IP: &str = "10.0.0.2";
 
 fn plan() -> Plan {
     Plan::new()
@@ -33,7 +33,7 @@ fn plan() -> Plan {
 }
 
 /// Why this cannot run here.
-fn missing() -> Option<String> {
+pub fn missing() -> Option<String> {
     if let Some(reason) = testlab::net::missing() {
         return Some(reason);
     }
@@ -60,9 +60,9 @@ fn missing() -> Option<String> {
 }
 
 /// What a script of the lab started; stopped again, whatever becomes of the test.
-struct Lab {
-    folder: PathBuf,
-    down: &'static str,
+pub struct Lab {
+    pub folder: PathBuf,
+    pub down: &'static str,
 }
 
 impl Drop for Lab {
@@ -190,7 +190,7 @@ fn objects(public: &str) -> String {
 }
 
 /// An API server that goes to nodes through the socket, by name, and checks whom it has reached.
-fn start_cluster(host: &Host, folder: &Path) -> Lab {
+pub fn start_cluster(host: &Host, folder: &Path) -> Lab {
     let cluster = Lab { folder: folder.join("cluster"), down: "kube-apiserver-down" };
     start_api_server(host, folder, json!({"uds": {"udsName": folder.join("cloud/run/connect.sock")}}));
     cluster
@@ -242,19 +242,19 @@ fn start_other(host: &Host, cluster: &Path, folder: &Path) -> Child {
 }
 
 /// Lines of a program that goes on.
-struct Following {
+pub struct Following {
     child: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
 
 impl Following {
-    fn start(mut command: Command) -> Following {
+    pub fn start(mut command: Command) -> Following {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Following { child, lines }
     }
 
-    fn await_line(&mut self, part: &str) -> String {
+    pub fn await_line(&mut self, part: &str) -> String {
         let found = self.lines.by_ref().map_while(Result::ok).find(|line| line.contains(part));
         found.unwrap_or_else(|| panic!("no line with {part}"))
     }

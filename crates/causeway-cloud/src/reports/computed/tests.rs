@@ -247,6 +247,28 @@ fn a_netmap_is_told_of_with_its_disk_once_that_failed() {
 }
 
 #[test]
+fn pods_that_would_not_survive_without_the_cloud_are_named() {
+    let mut lab = Lab::default();
+    let oslo = EGateway { metadata: ObjectMeta::named("oslo"), ..EGateway::default() };
+    let report = |pods: Option<&[&str]>| Report::Offline {
+        pods: pods.map(|pods| pods.iter().map(|pod| (*pod).to_owned()).collect()),
+    };
+    lab.put("oslo", None, &report(None));
+    assert_eq!(
+        of_gateway(&oslo, &lab.table, &None).len(),
+        0,
+        "an edge without the API has no such condition"
+    );
+    assert!(report(None).says_nothing() && !report(Some(&[])).says_nothing());
+    lab.put("oslo", None, &report(Some(&["shop/a: no token", "shop/b: x"])));
+    let computed = of_gateway(&oslo, &lab.table, &None);
+    assert_eq!(computed[0].kind, READY_FOR_OFFLINE);
+    assert_eq!(shown(&computed[0]), (ConditionStatus::False, "PodsAtRisk", "shop/a: no token; shop/b: x"));
+    lab.put("oslo", None, &report(Some(&[])));
+    assert_eq!(shown(&of_gateway(&oslo, &lab.table, &None)[0]), (ConditionStatus::True, "PodsCovered", ""));
+}
+
+#[test]
 fn a_tunnel_that_cannot_run_is_a_condition_until_it_runs() {
     let mut lab = Lab::default();
     lab.gateway("oslo", "oslo", 0, true);

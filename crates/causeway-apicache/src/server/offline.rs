@@ -1,0 +1,525 @@
+//! Writes that a node of the site may make without the cloud, and the answers to them.
+//!
+//! While the API server can be reached, these requests pass to it like every other. Otherwise: registering a node that exists answers 409;
+//! the status of the node and of its pods, and events, are taken into the log (`pending`); a renewal of the node's lease is acknowledged and
+//! not sent later, because it tells that the node is alive now; a token that was issued before is given again. Everything else gets 503.
+
+use bytes::Bytes;
+use causeway_api::request::resource::ResourcePath;
+use causeway_api::status::StatusDetails;
+use causeway_api::{Status, error_chain};
+use http::header::{self, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+
+use super::handle::RequestContext;
+use super::pass::{PassError, full};
+use super::respond::{self, ApiBody};
+use crate::copy::collection::unix_now;
+use crate::copy::local::{LocalObject, unsent};
+use crate::copy::{CopyError, tables};
+use crate::identity::{LocalCaller, tokens};
+use crate::kube_object::{self, KubeObject};
+use crate::pending::log::{PendingKind, PendingWrite};
+use crate::pending::{changed, mark};
+use crate::protobuf::{self, BodyEncoding, BodyError};
+use crate::resource::ResourceName;
+use crate::strategic_patch;
+
+/// A write that a node may make without the cloud.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SiteWrite {
+    Register,
+    Status,
+    Lease,
+    Event,
+    EventPatch,
+    Token,
+}
+
+const LEASES: &str = "kube-node-lease";
+
+/// Decides whether a request is such a write. `query`: a dry run is none.
+pub fn classify(
+    node: &str,
+    method: &Method,
+    path: &ResourcePath<'_>,
+    query: Option<&str>,
+) -> Option<SiteWrite> {
+    if query.is_some_and(|query| query.contains("dryRun")) {
+        return None;
+    }
+    let is_own = path.name == Some(node);
+    match (method.as_str(), path.group, path.version, path.plural, path.subresource) {
+        ("POST", "", "v1", "nodes", None) if path.name.is_none() => Some(SiteWrite::Register),
+        ("PATCH", "", "v1", "nodes", Some("status")) if is_own => Some(SiteWrite::Status),
+        ("PATCH", "", "v1", "pods", Some("status")) => Some(SiteWrite::Status),
+        ("PUT", "coordination.k8s.io", "v1", "leases", None) if is_own && path.namespace == Some(LEASES) => {
+            Some(SiteWrite::Lease)
+        }
+        ("POST", "", "v1", "events", None) if path.namespace.is_some() && path.name.is_none() => {
+            Some(SiteWrite::Event)
+        }
+        ("PATCH", "", "v1", "events", None) if path.namespace.is_some() && path.name.is_some() => {
+            Some(SiteWrite::EventPatch)
+        }
+        ("POST", "", "v1", "serviceaccounts", Some("token")) => Some(SiteWrite::Token),
+        _ => None,
+    }
+}
+
+// The API server takes up to 3 MiB; a status with its object is far smaller.
+const BODY_BYTES_MAX: usize = 3 << 20;
+
+/// One such request.
+struct SiteRequest<'a> {
+    context: &'a RequestContext,
+    caller: &'a LocalCaller,
+    node: &'a str,
+    path: &'a ResourcePath<'a>,
+    content_type: String,
+    body: Bytes,
+}
+
+/// An answer, or the refusal that stands for it.
+type Answered = Result<Response<ApiBody>, Status>;
+
+/// Answers a write: by the API server, or without it.
+pub async fn write(
+    context: &RequestContext,
+    caller: &LocalCaller,
+    (node, kind): (&str, SiteWrite),
+    request: Request<Incoming>,
+    path: &ResourcePath<'_>,
+) -> Response<ApiBody> {
+    let (head, body) = request.into_parts();
+    let body = http_body_util::BodyExt::map_err(body, Into::into);
+    let body = match respond::collect(http_body_util::BodyExt::boxed_unsync(body), BODY_BYTES_MAX).await {
+        Ok(body) => body,
+        Err(_) => return respond::refusal(&Status::too_large(BODY_BYTES_MAX)),
+    };
+    let content_type = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let content_type = content_type.unwrap_or_default().to_owned();
+    let asked = SiteRequest { context, caller, node, path, content_type, body };
+    // A write that waits in the log goes before a newer one of the same object.
+    if !asked.is_waiting(kind) {
+        let passed = Request::from_parts(head, full(asked.body.clone()));
+        match context.pass.forward(passed, caller).await {
+            Ok(response) if !is_away(response.status()) => return asked.passed(kind, response).await,
+            Ok(_) => {}
+            Err(PassError(status)) if status.code != 503 => return respond::refusal(&status),
+            Err(_) => {}
+        }
+    }
+    asked.answer(kind).await.unwrap_or_else(|status| respond::refusal(&status))
+}
+
+/// The cloud answers so when it cannot reach the API server, and a load balancer in front of one.
+fn is_away(code: StatusCode) -> bool {
+    matches!(code.as_u16(), 502..=504)
+}
+
+fn away() -> Status {
+    Status::unavailable(
+        "the API server cannot be reached from this site, and the site cannot answer this on its own",
+        5,
+    )
+}
+
+impl From<BodyError> for Status {
+    fn from(error: BodyError) -> Status {
+        Status::bad_request(error_chain(&error))
+    }
+}
+
+fn failed(error: CopyError) -> Status {
+    Status::internal(error_chain(&error))
+}
+
+impl SiteRequest<'_> {
+    fn resource(&self) -> ResourceName {
+        ResourceName::new(self.path.group, self.path.version, self.path.plural)
+    }
+
+    fn key(&self, name: &str) -> String {
+        match self.path.namespace {
+            Some(namespace) => format!("{namespace}/{name}"),
+            None => name.to_owned(),
+        }
+    }
+
+    /// The path of an object, without a subresource.
+    fn object_path(&self, name: &str) -> String {
+        let (resource, namespace) = (self.resource(), self.path.namespace);
+        let place = namespace.map_or(String::new(), |namespace| format!("/namespaces/{namespace}"));
+        format!("{}{place}/{}/{name}", resource.version_path(), resource.plural)
+    }
+
+    fn is_waiting(&self, kind: SiteWrite) -> bool {
+        let log = &self.context.pending;
+        let path = self.object_path(self.path.name.unwrap_or_default());
+        match kind {
+            SiteWrite::Status => log.find(PendingKind::Status, &path).is_some(),
+            SiteWrite::EventPatch => {
+                log.find(PendingKind::Event, &path).is_some()
+                    || log.find(PendingKind::EventPatch, &path).is_some()
+            }
+            SiteWrite::Register | SiteWrite::Lease | SiteWrite::Event | SiteWrite::Token => false,
+        }
+    }
+
+    /// Looks at the answer of the API server: a token is kept, and a written revision noted.
+    async fn passed(&self, kind: SiteWrite, response: Response<ApiBody>) -> Response<ApiBody> {
+        match kind {
+            SiteWrite::Token => self.keep_token(response).await,
+            _ => super::handle::note_write(self.context, self.caller, self.resource(), response).await,
+        }
+    }
+
+    async fn answer(&self, kind: SiteWrite) -> Answered {
+        match kind {
+            SiteWrite::Register => self.register().await,
+            SiteWrite::Status => self.status().await,
+            SiteWrite::Lease => self.lease().await,
+            SiteWrite::Event => self.event().await,
+            SiteWrite::EventPatch => self.event_patch().await,
+            SiteWrite::Token => self.token().await,
+        }
+    }
+
+    async fn register(&self) -> Answered {
+        let metadata = protobuf::metadata(BodyEncoding::of(&self.content_type)?, &self.body)?;
+        if metadata["name"] != self.node {
+            return Err(Status::forbidden(
+                &self.caller.user.username,
+                "create another node",
+                "a node creates itself only",
+            ));
+        }
+        match self.context.subscriptions.copied(&self.resource(), self.node).await {
+            Ok(Some(_)) => Err(already_exists(&self.resource(), self.node)),
+            _ => Err(away()),
+        }
+    }
+
+    async fn status(&self) -> Answered {
+        let (resource, name) = (self.resource(), self.path.name.unwrap_or_default());
+        let (key, path) = (self.key(name), self.object_path(name));
+        let copied = match self.context.subscriptions.copied(&resource, &key).await {
+            Ok(Some(copied)) => copied,
+            Ok(None) => return Err(Status::resource_not_found("", &resource.plural, name)),
+            Err(_) => return Err(away()),
+        };
+        let base: Value = serde_json::from_slice(&copied.body).map_err(Status::internal)?;
+        if resource.plural == "pods" && base["spec"]["nodeName"] != self.node {
+            let why = "the pod is not bound to this node";
+            return Err(Status::forbidden(&self.caller.user.username, "change the status of the pod", why));
+        }
+        let media = self.content_type.split(';').next().unwrap_or_default().trim();
+        if media != "application/strategic-merge-patch+json" {
+            return Err(away());
+        }
+        let patch: Value = serde_json::from_slice(&self.body).map_err(Status::bad_request)?;
+        let waiting = self.context.pending.find(PendingKind::Status, &path);
+        // An object that was replaced by another of the same name begins anew.
+        let waiting = waiting.filter(|waiting| uid_of(&waiting.base) == copied.uid);
+        let (base, current) = match &waiting {
+            Some(waiting) => {
+                (waiting.base.clone(), serde_json::from_slice(&waiting.body).map_err(Status::internal)?)
+            }
+            None => (copied.body.clone(), base),
+        };
+        let changed_object = patched_status(&current, &patch, &resource, name)?;
+        let now = unix_now();
+        let shown = match changed_object == current {
+            true => waiting.map_or_else(|| current.clone(), |waiting| mark(current.clone(), waiting.at)),
+            false => {
+                let body = Bytes::from(changed_object.to_string());
+                self.log(PendingKind::Status, (key.clone(), path), body, base, now).await?;
+                let shown = mark(changed_object, now);
+                self.show(&key, changed(&copied, &shown)).await?;
+                shown
+            }
+        };
+        self.object(StatusCode::OK, &copied, &shown).await
+    }
+
+    async fn lease(&self) -> Answered {
+        let lease = protobuf::lease(BodyEncoding::of(&self.content_type)?, &self.body)?;
+        let key = self.key(self.node);
+        if let Ok(Some(copied)) = self.context.subscriptions.copied(&self.resource(), &key).await {
+            let mut shown: Value = serde_json::from_slice(&copied.body).map_err(Status::internal)?;
+            shown["spec"] = lease["spec"].clone();
+            // Without the mark: a kubelet sends the whole lease with its next renewal.
+            self.show(&key, changed(&copied, &shown)).await?;
+        }
+        let mut answer = json!({"kind": "Lease", "apiVersion": "coordination.k8s.io/v1"});
+        answer["metadata"] = lease["metadata"].clone();
+        answer["spec"] = lease["spec"].clone();
+        Ok(respond::json(StatusCode::OK, answer.to_string()))
+    }
+
+    async fn event(&self) -> Answered {
+        let mut event = protobuf::event(BodyEncoding::of(&self.content_type)?, &self.body)?;
+        let name = event["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        if name.is_empty()
+            || name.contains('/')
+            || event["metadata"]["namespace"] != self.path.namespace.unwrap_or_default()
+        {
+            return Err(away());
+        }
+        let (key, path, now) = (self.key(&name), self.object_path(&name), unix_now());
+        let log = &self.context.pending;
+        let is_known = matches!(self.context.subscriptions.copied(&self.resource(), &key).await, Ok(Some(_)));
+        if is_known || log.find(PendingKind::Event, &path).is_some() {
+            return Err(already_exists(&self.resource(), &name));
+        }
+        self.log(PendingKind::Event, (key.clone(), path), self.body.clone(), Bytes::new(), now).await?;
+        if let Some(event) = event.as_object_mut() {
+            event.retain(|field, _| field != "kind" && field != "apiVersion");
+        }
+        self.show_event(&key, &event, now).await?;
+        Ok(respond::json(StatusCode::CREATED, typed_event(mark(event, now)).to_string()))
+    }
+
+    async fn event_patch(&self) -> Answered {
+        let name = self.path.name.unwrap_or_default();
+        let (key, path, now) = (self.key(name), self.object_path(name), unix_now());
+        let patch: Value = serde_json::from_slice(&self.body).map_err(Status::bad_request)?;
+        self.log(PendingKind::EventPatch, (key.clone(), path.clone()), self.body.clone(), Bytes::new(), now)
+            .await?;
+        let waiting = self.context.pending.find(PendingKind::Event, &path).and_then(|waiting| {
+            protobuf::event(BodyEncoding::of(&waiting.content_type).ok()?, &waiting.body).ok()
+        });
+        let known = match waiting {
+            Some(waiting) => waiting,
+            None => json!({"metadata": {"name": name, "namespace": self.path.namespace}}),
+        };
+        let event = strategic_patch::apply(known.clone(), &patch);
+        if !known["reason"].is_null() {
+            self.show_event(&key, &event, now).await?;
+        }
+        Ok(respond::json(StatusCode::OK, typed_event(mark(event, now)).to_string()))
+    }
+
+    async fn show_event(&self, key: &str, event: &Value, now: i64) -> Result<(), Status> {
+        let body = Bytes::from(kube_object::kept_text(&mark(event.clone(), now)));
+        self.show(key, LocalObject { stands_on: None, object: Some(unsent(key, body, Bytes::new())) }).await
+    }
+
+    async fn log(
+        &self,
+        kind: PendingKind,
+        (key, path): (String, String),
+        body: Bytes,
+        base: Bytes,
+        at: i64,
+    ) -> Result<(), Status> {
+        let write = PendingWrite {
+            sequence: 0,
+            kind,
+            node: self.node.to_owned(),
+            resource: self.resource(),
+            key,
+            path,
+            content_type: self.content_type.clone(),
+            body,
+            base,
+            at,
+        };
+        let pushed_out = self.context.pending.append(write).await.map_err(failed)?;
+        for out in pushed_out {
+            self.context.replayed.drop_write(&out, "newer events took its place in the log");
+            self.context
+                .subscriptions
+                .set_local(&out.resource, vec![(out.key, None)])
+                .await
+                .map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    async fn show(&self, key: &str, local: LocalObject) -> Result<(), Status> {
+        let changes = vec![(key.to_owned(), Some(local))];
+        self.context.subscriptions.set_local(&self.resource(), changes).await.map_err(failed)
+    }
+
+    /// The answer with a changed object of the copy, in its own form.
+    async fn object(&self, code: StatusCode, copied: &KubeObject, object: &Value) -> Answered {
+        let collections = self.context.subscriptions.of_resource(&self.resource());
+        let description =
+            collections.iter().find_map(|collection| collection.description()).ok_or_else(away)?;
+        let mut out = Vec::new();
+        kube_object::append_object(
+            &mut out,
+            &description,
+            copied.revision,
+            kube_object::kept_text(object).as_bytes(),
+        );
+        Ok(respond::json(code, out))
+    }
+
+    /// The key under which an answer to this TokenRequest is kept; `None` for a token that is not bound to a pod.
+    fn token_key(&self) -> Result<Option<(String, String)>, Status> {
+        let request = protobuf::token_request(BodyEncoding::of(&self.content_type)?, &self.body)?;
+        if request.bound_kind != "Pod" || request.bound_uid.is_empty() {
+            return Ok(None);
+        }
+        let account = self.key(self.path.name.unwrap_or_default());
+        let key = json!([self.node, account, request.audiences, request.bound_name, request.bound_uid]);
+        Ok(Some((key.to_string(), request.bound_uid)))
+    }
+
+    async fn keep_token(&self, response: Response<ApiBody>) -> Response<ApiBody> {
+        let Ok(Some((key, pod))) = self.token_key() else { return response };
+        if !response.status().is_success() || response.headers().contains_key(header::CONTENT_ENCODING) {
+            return response;
+        }
+        let content = response.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let content = content.unwrap_or_default().to_owned();
+        let (head, body) = response.into_parts();
+        let body = match respond::collect(body, BODY_BYTES_MAX).await {
+            Ok(body) => body,
+            Err(status) => return respond::refusal(&status),
+        };
+        let answer = BodyEncoding::of(&content).and_then(|encoding| protobuf::token_request(encoding, &body));
+        let expires = answer.ok().and_then(|answer| tokens::expiry(&answer.token));
+        if let Some(expires) = expires {
+            let stored = body.clone();
+            let kept = self.context.database.write(move |connection| {
+                tables::keep_token(connection, &key, (&pod, expires), (&content, &stored), unix_now())
+            });
+            if let Err(error) = kept.await {
+                tracing::warn!(
+                    error = error_chain(&error),
+                    "cannot keep a token for the time without the cloud"
+                );
+            }
+        }
+        Response::from_parts(head, full(body))
+    }
+
+    async fn token(&self) -> Answered {
+        let (key, _) = self.token_key()?.ok_or_else(away)?;
+        let kept =
+            self.context.database.read(move |connection| tables::token(connection, &key, unix_now())).await;
+        let (content, body) = kept.map_err(failed)?.ok_or_else(away)?;
+        let content = HeaderValue::try_from(content).map_err(Status::internal)?;
+        Ok(respond::whole(StatusCode::CREATED, content, body))
+    }
+}
+
+fn typed_event(event: Value) -> Value {
+    let mut typed = json!({"kind": "Event", "apiVersion": "v1"});
+    if let (Some(typed), Value::Object(event)) = (typed.as_object_mut(), event) {
+        typed.extend(event);
+    }
+    typed
+}
+
+fn uid_of(body: &[u8]) -> String {
+    let object: Value = serde_json::from_slice(body).unwrap_or_default();
+    object["metadata"]["uid"].as_str().unwrap_or_default().to_owned()
+}
+
+/// 409 as the API server answers it.
+fn already_exists(resource: &ResourceName, name: &str) -> Status {
+    let not_found = Status::resource_not_found(&resource.group, &resource.plural, name);
+    Status {
+        message: not_found.message.replace("not found", "already exists"),
+        reason: "AlreadyExists".into(),
+        code: 409,
+        ..not_found
+    }
+}
+
+/// The object after a patch of its status: labels, annotations and status may change, nothing else.
+fn patched_status(
+    current: &Value,
+    patch: &Value,
+    resource: &ResourceName,
+    name: &str,
+) -> Result<Value, Status> {
+    for field in ["uid", "resourceVersion"] {
+        let wanted = &patch["metadata"][field];
+        if !wanted.is_null() && *wanted != current["metadata"][field] {
+            let details = StatusDetails {
+                name: name.into(),
+                group: resource.group.clone(),
+                kind: resource.plural.clone(),
+                ..StatusDetails::default()
+            };
+            let message = format!("the {field} of {} {name:?} is another one at this site", resource.plural);
+            let refused = Status { code: 409, reason: "Conflict".into(), message, ..away() };
+            return Err(Status { details: Some(details), ..refused });
+        }
+    }
+    let patched = strategic_patch::apply(current.clone(), patch);
+    let mut object = current.clone();
+    object["status"] = patched["status"].clone();
+    for field in ["labels", "annotations"] {
+        match &patched["metadata"][field] {
+            Value::Null => {
+                if let Some(metadata) = object["metadata"].as_object_mut() {
+                    metadata.remove(field);
+                }
+            }
+            value => object["metadata"][field] = value.clone(),
+        }
+    }
+    if let Some(annotations) = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
+        annotations.remove(crate::pending::PENDING);
+    }
+    Ok(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_writes_about_itself_its_pods_and_events_only() {
+        let check = |method: &str, path: &str, expected: Option<SiteWrite>| {
+            let (path, query) =
+                path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+            let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+            let parsed = ResourcePath::parse(&segments).unwrap();
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
+            assert_eq!(classify("n1", &method, &parsed, query), expected, "{method} {path}");
+        };
+        check("POST", "/api/v1/nodes", Some(SiteWrite::Register));
+        check("PATCH", "/api/v1/nodes/n1/status", Some(SiteWrite::Status));
+        check("PATCH", "/api/v1/nodes/n2/status", None);
+        check("PATCH", "/api/v1/nodes/n1", None);
+        check("PATCH", "/api/v1/namespaces/shop/pods/a/status", Some(SiteWrite::Status));
+        check("PATCH", "/api/v1/namespaces/shop/pods/a/status?dryRun=All", None);
+        check("DELETE", "/api/v1/namespaces/shop/pods/a", None);
+        check(
+            "PUT",
+            "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1",
+            Some(SiteWrite::Lease),
+        );
+        check("PUT", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n2", None);
+        check("PUT", "/apis/coordination.k8s.io/v1/namespaces/shop/leases/n1", None);
+        check("POST", "/api/v1/namespaces/shop/events", Some(SiteWrite::Event));
+        check("PATCH", "/api/v1/namespaces/shop/events/e", Some(SiteWrite::EventPatch));
+        check("POST", "/api/v1/namespaces/shop/serviceaccounts/till/token", Some(SiteWrite::Token));
+        check("POST", "/api/v1/namespaces/shop/secrets", None);
+    }
+
+    #[test]
+    fn a_patch_of_a_status_changes_no_spec_and_no_other_object() {
+        let pods = ResourceName::new("", "v1", "pods");
+        let current =
+            json!({"metadata": {"name": "a", "uid": "u"}, "spec": {"x": 1}, "status": {"phase": "Running"}});
+        let patch = json!({"metadata": {"uid": "u", "name": "b", "annotations": {"k": "v"}}, "spec": {"x": 2},
+            "status": {"phase": "Failed"}});
+        let expected = json!({"metadata": {"name": "a", "uid": "u", "annotations": {"k": "v"}}, "spec": {"x": 1},
+            "status": {"phase": "Failed"}});
+        assert_eq!(patched_status(&current, &patch, &pods, "a").unwrap(), expected);
+        let other = json!({"metadata": {"uid": "w"}, "status": {}});
+        assert_eq!(patched_status(&current, &other, &pods, "a").unwrap_err().code, 409);
+        assert_eq!(already_exists(&pods, "a").message, "pods \"a\" already exists");
+    }
+}

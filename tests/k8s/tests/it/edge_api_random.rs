@@ -1,0 +1,293 @@
+//! Random operations against the API at the edge, with the API server beside it: every list of the edge is the API server's own list at the
+//! revision that the edge names, through cuts and restarts. Bad input gets a clear refusal and harms no other client.
+
+use std::process::Command;
+
+use serde_json::Value;
+use testlab::causeway::{finish, wait_for};
+use testlab::random::SeededRandom;
+
+use crate::edge_api::{EdgeLab, Watching, missing};
+use crate::kubectl::Kubectl;
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const TIERS: [&str; 3] = ["a", "b", "c"];
+const SELECTIONS: [&str; 7] = [
+    "",
+    "labelSelector=tier%3Da",
+    "labelSelector=tier%21%3Da",
+    "labelSelector=tier%20in%20%28a%2Cb%29",
+    "labelSelector=%21tier",
+    "fieldSelector=metadata.name%3Dmap-3",
+    "fieldSelector=metadata.name%21%3Dmap-3",
+];
+
+struct RandomRun {
+    lab: EdgeLab,
+    random: SeededRandom,
+    direct: Kubectl,
+    edge: Kubectl,
+    watches: (Watching, Watching),
+    is_cut: bool,
+    /// The newest revision that the edge has shown.
+    newest: u64,
+    markers: usize,
+    answered: usize,
+    refused: usize,
+}
+
+impl RandomRun {
+    fn start(lab: EdgeLab, random: SeededRandom) -> RandomRun {
+        let (direct, edge) = (lab.direct(), lab.through_edge(&lab.cluster.token()));
+        lab.config_map("map-0", "first");
+        edge.ok("get configmaps");
+        lab.await_live("configmaps");
+        let watches = both_watches(&direct, &edge);
+        RandomRun {
+            lab,
+            random,
+            direct,
+            edge,
+            watches,
+            is_cut: false,
+            newest: 0,
+            markers: 0,
+            answered: 0,
+            refused: 0,
+        }
+    }
+
+    fn step(&mut self) {
+        match self.random.below(100) {
+            0..35 => self.change(),
+            35..65 => self.list(),
+            65..80 => self.page(),
+            80..88 => self.toggle_link(),
+            88..94 => self.compare_watches(),
+            94..97 => self.restart(),
+            _ => self.get(),
+        }
+    }
+
+    /// A change in the cluster, which the edge may not hear of yet.
+    fn change(&mut self) {
+        let name = format!("map-{}", self.random.below(10));
+        let tier = TIERS[usize::try_from(self.random.below(3)).unwrap()];
+        match self.random.below(4) {
+            0 => drop(self.direct.run(&format!("delete configmap {name} --ignore-not-found"))),
+            1 => drop(self.direct.run(&format!("label configmap {name} --overwrite tier={tier}"))),
+            _ => {
+                let value = self.random.number().to_string();
+                self.lab.config_map(&name, &value);
+            }
+        }
+    }
+
+    fn list(&mut self) {
+        let selection = SELECTIONS[usize::try_from(self.random.below(7)).unwrap()];
+        let Some(found) = self.ask(&format!("{MAPS}?{selection}")) else { return };
+        let revision = self.note_revision(&found);
+        self.compare(revision, selection, found["items"].as_array().unwrap());
+    }
+
+    /// All pages of a list; they are of one revision.
+    fn page(&mut self) {
+        let selection = SELECTIONS[usize::try_from(self.random.below(7)).unwrap()];
+        let limit = 1 + self.random.below(4);
+        let (mut items, mut next, mut first) = (Vec::new(), String::new(), 0);
+        loop {
+            let more = if next.is_empty() { String::new() } else { format!("&continue={next}") };
+            let Some(found) = self.ask(&format!("{MAPS}?{selection}&limit={limit}{more}")) else { return };
+            let revision = self.note_revision(&found);
+            first = if first == 0 { revision } else { first };
+            assert_eq!(revision, first, "the pages of a list are of one revision");
+            items.extend(found["items"].as_array().unwrap().iter().cloned());
+            match found["metadata"]["continue"].as_str().filter(|text| !text.is_empty()) {
+                Some(text) => next = text.to_owned(),
+                None => break,
+            }
+        }
+        self.compare(first, selection, &items);
+    }
+
+    fn get(&mut self) {
+        let name = format!("map-{}", self.random.below(10));
+        let Some(found) = self.ask(&format!("{MAPS}/{name}")) else { return };
+        let revision = found["metadata"]["resourceVersion"].as_str().unwrap();
+        let theirs = self.at(revision.parse().unwrap(), &format!("fieldSelector=metadata.name%3D{name}"));
+        let theirs = &theirs["items"][0];
+        assert_eq!(
+            (&found["data"], &found["metadata"]["uid"]),
+            (&theirs["data"], &theirs["metadata"]["uid"])
+        );
+    }
+
+    /// The answer of the edge; `None` for an honest 503, and for a name that is not there.
+    fn ask(&mut self, path: &str) -> Option<Value> {
+        let ran = self.edge.run(&format!("get --raw '{path}'"));
+        if ran.code == 0 {
+            self.answered += 1;
+            return Some(serde_json::from_str(&ran.stdout).unwrap());
+        }
+        let is_honest = ["ServiceUnavailable", "cannot be reached", "NotFound", "too old", "Expired"];
+        assert!(is_honest.iter().any(|text| ran.stderr.contains(text)), "{path}: {ran:?}");
+        self.refused += usize::from(!ran.stderr.contains("NotFound"));
+        None
+    }
+
+    fn note_revision(&mut self, list: &Value) -> u64 {
+        let revision: u64 = list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+        assert!(
+            list["metadata"]["continue"].is_string() || revision >= self.newest,
+            "the edge went back to {revision}"
+        );
+        self.newest = self.newest.max(revision);
+        revision
+    }
+
+    /// The API server's own list at a revision.
+    fn at(&self, revision: u64, selection: &str) -> Value {
+        let path = format!("{MAPS}?{selection}&resourceVersion={revision}&resourceVersionMatch=Exact");
+        serde_json::from_str(&self.direct.ok(&format!("get --raw '{path}'"))).unwrap()
+    }
+
+    fn compare(&self, revision: u64, selection: &str, items: &[Value]) {
+        let theirs = self.at(revision, selection);
+        assert_eq!(Some(&items.to_vec()), theirs["items"].as_array(), "{selection} at {revision}");
+    }
+
+    fn toggle_link(&mut self) {
+        match self.is_cut {
+            true => self.lab.relay.restore(),
+            false => self.lab.relay.cut(),
+        }
+        self.is_cut = !self.is_cut;
+    }
+
+    fn restore(&mut self) {
+        if self.is_cut {
+            self.toggle_link();
+        }
+    }
+
+    /// Both watches saw the same events since they began.
+    fn compare_watches(&mut self) {
+        self.restore();
+        self.markers += 1;
+        let marker = format!("marker-{}", self.markers);
+        self.lab.config_map(&marker, "now");
+        let (theirs, ours) = (&self.watches.0, &self.watches.1);
+        assert_eq!(
+            ours.until("ADDED", &marker),
+            theirs.until("ADDED", &marker),
+            "no event is lost or doubled"
+        );
+        self.direct.ok(&format!("delete configmap {marker}"));
+        assert_eq!(ours.until("DELETED", &marker), theirs.until("DELETED", &marker));
+    }
+
+    /// The edge is killed and started again, with or without the cloud. Its watchers begin anew.
+    fn restart(&mut self) {
+        self.lab.restart_edge();
+        self.edge = self.lab.through_edge(&self.lab.cluster.token());
+        wait_for("the edge answers again", || self.edge.run(&format!("get --raw {MAPS}")).success().ok())
+            .unwrap();
+        self.watches = both_watches(&self.direct, &self.edge);
+    }
+}
+
+/// Watches of both from one revision: the one that the edge has.
+fn both_watches(direct: &Kubectl, edge: &Kubectl) -> (Watching, Watching) {
+    let list: Value = serde_json::from_str(&edge.ok(&format!("get --raw {MAPS}"))).unwrap();
+    let at = list["metadata"]["resourceVersion"].as_str().unwrap();
+    let path = format!("{MAPS}?watch=1&resourceVersion={at}");
+    (Watching::start(direct, &path), Watching::start(edge, &path))
+}
+
+#[test]
+fn every_list_of_the_edge_is_one_of_the_api_server() {
+    if let Some(reason) = missing() {
+        println!("SKIPPED: random operations at the edge: {reason}");
+        return;
+    }
+    let soak = std::env::var_os("CAUSEWAY_SOAK").is_some_and(|value| value == "1");
+    let steps = if soak { 2_000 } else { 60 };
+    let mut run = RandomRun::start(EdgeLab::start(), SeededRandom::for_test("random operations at the edge"));
+    for _ in 0..steps {
+        run.step();
+    }
+    run.compare_watches();
+    run.list();
+    println!("{steps} steps: {} answers of the edge, {} refusals", run.answered, run.refused);
+    assert!(run.answered > 10 * run.refused, "{} answers, {} refusals", run.answered, run.refused);
+    bad_input(&run.lab);
+}
+
+/// Each row: the sentence, the arguments of curl, the codes that may be answered.
+fn bad_input(lab: &EdgeLab) {
+    let kubeconfig = std::fs::read_to_string(lab.folder.path().join("edge/kubernetes/kubeconfig")).unwrap();
+    let server = kubeconfig.lines().find_map(|line| line.trim().strip_prefix("server: ")).unwrap().to_owned();
+    let (ca, token) = (lab.folder.path().join("edge/kubernetes/ca.pem"), lab.cluster.token());
+    let code = |more: &[&str], path: &str| {
+        let mut curl = Command::new("curl");
+        curl.args([
+            "--silent",
+            "--output",
+            "/dev/null",
+            "--write-out",
+            "%{http_code}",
+            "--max-time",
+            "20",
+            "--noproxy",
+            "*",
+        ]);
+        curl.arg("--cacert").arg(&ca).arg("--header").arg(format!("Authorization: Bearer {token}"));
+        curl.args(["--path-as-is"]).args(more).arg(format!("{}{path}", server.trim_matches('"')));
+        finish(curl, None).unwrap().stdout
+    };
+    let large = lab.folder.path().join("large");
+    std::fs::write(&large, vec![b'x'; 20 << 20]).unwrap();
+    let large = format!("@{}", large.display());
+    let flood: Vec<String> =
+        (0..500).map(|number| format!("X-Flood-{number}: {}", "y".repeat(200))).collect();
+    let flood: Vec<&str> = flood.iter().flat_map(|line| ["--header", line.as_str()]).collect();
+    let post = ["--header", "Content-Type: application/json", "--header", "Expect:", "--data-binary", &large];
+    let rows: [(&str, &[&str], String, &[&str]); 11] = [
+        ("a broken label selector is refused", &[], format!("{MAPS}?labelSelector=%3D%3D%3D"), &["400"]),
+        ("an unknown field is refused", &[], format!("{MAPS}?fieldSelector=spec.x%3D1"), &["400"]),
+        ("a limit that is no number is refused", &[], format!("{MAPS}?limit=many"), &["400"]),
+        ("a broken continue token is refused", &[], format!("{MAPS}?limit=1&continue=nonsense"), &["400"]),
+        (
+            "a revision that is no number is refused",
+            &[],
+            format!("{MAPS}?resourceVersion=x"),
+            &["400", "422"],
+        ),
+        (
+            "a streaming list needs its match",
+            &[],
+            format!("{MAPS}?watch=1&sendInitialEvents=true"),
+            &["400", "422"],
+        ),
+        ("an unknown parameter is refused", &[], format!("{MAPS}?shardSelector=x"), &["400"]),
+        (
+            "an unknown media type is refused",
+            &["--header", "Accept: application/cbor"],
+            MAPS.to_owned(),
+            &["406"],
+        ),
+        (
+            "a path with tricks reaches no object",
+            &[],
+            format!("{MAPS}/..%2fsecrets%2fx"),
+            &["400", "403", "404"],
+        ),
+        ("an oversized body is refused", &post, MAPS.to_owned(), &["413", "000"]),
+        ("a flood of headers is refused", &flood, MAPS.to_owned(), &["400", "431", "000"]),
+    ];
+    for (sentence, more, path, expected) in rows {
+        let found = code(more, &path);
+        assert!(expected.contains(&found.as_str()), "{sentence}: {found} for {path}");
+        assert_eq!(code(&[], MAPS), "200", "after it others are served: {sentence}");
+    }
+}
