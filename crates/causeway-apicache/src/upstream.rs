@@ -10,7 +10,7 @@ pub mod feed;
 pub mod feeds;
 pub mod list_watch;
 pub mod passthrough;
-mod site_streams;
+pub(crate) mod site_streams;
 pub mod subscription;
 
 use std::path::Path;
@@ -44,15 +44,24 @@ pub struct Upstream {
     feeds: Arc<ResourceFeeds>,
     access: AccessReviews,
     sites: Arc<dyn SiteFacts>,
-    streams: SiteStreams,
+    subscriptions: SiteStreams,
+    requests: SiteStreams,
 }
+
+/// Subscriptions that one site may have open at the same time. A site holds a few dozen resources, and one subscription
+/// per ConfigMap and Secret of its pods.
+const SUBSCRIPTIONS_PER_SITE_MAX: usize = 8_192;
+/// Requests and upgraded connections of one site. Each has a connection to the API server.
+const REQUESTS_PER_SITE_MAX: usize = 1_024;
 
 impl Upstream {
     /// Reads the kubeconfig. The cluster need not be reachable yet.
     pub async fn open(kubeconfig: &Path, sites: Arc<dyn SiteFacts>) -> Result<Upstream, ClusterError> {
         let cluster = ClusterClient::open(kubeconfig).await?;
         let (feeds, access) = (ResourceFeeds::new(cluster.clone()), AccessReviews::new(cluster.clone()));
-        Ok(Upstream { cluster, feeds, access, sites, streams: SiteStreams::default() })
+        let (subscriptions, requests) =
+            (SiteStreams::new(SUBSCRIPTIONS_PER_SITE_MAX), SiteStreams::new(REQUESTS_PER_SITE_MAX));
+        Ok(Upstream { cluster, feeds, access, sites, subscriptions, requests })
     }
 
     /// Serves a stream that a gateway of `site` opened for `target`.
@@ -61,16 +70,18 @@ impl Upstream {
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         // A stream that is dropped is reset; the edge tries again later.
-        let Some(_counted) = self.streams.begin(&site) else {
-            return tracing::warn!(site, "the site has too many streams of the API cache open");
+        let streams = if target == SYNC_TARGET { &self.subscriptions } else { &self.requests };
+        // The site decides how often this is logged, so it is not a warning.
+        let Some(counted) = streams.begin(&site) else {
+            return tracing::debug!(site, target, "the site has too many streams of the API cache open");
         };
         let ended = match target {
-            SYNC_TARGET => {
-                subscription::serve(&self, &site, stream).await.map_err(|error| error_chain(&error))
-            }
-            REQUEST_TARGET => {
-                passthrough::serve(self, site.clone(), stream).await.map_err(|error| error_chain(&error))
-            }
+            SYNC_TARGET => subscription::serve(&self, &site, counted.memory(), stream)
+                .await
+                .map_err(|error| error_chain(&error)),
+            REQUEST_TARGET => passthrough::serve(self, site.clone(), Arc::new(counted), stream)
+                .await
+                .map_err(|error| error_chain(&error)),
             _ => Err("the stream has an unknown target".to_owned()),
         };
         if let Err(error) = ended {
@@ -125,5 +136,58 @@ impl Upstream {
             true => Ok(answer["status"]["user"].take()),
             false => Err(Status::unauthorized("the API server does not know the token")),
         }
+    }
+}
+
+/// Facts that a test takes away.
+#[cfg(test)]
+#[derive(Default)]
+pub(crate) struct TestFacts {
+    has_left: std::sync::atomic::AtomicBool,
+}
+
+#[cfg(test)]
+impl TestFacts {
+    pub fn leave(&self) {
+        self.has_left.store(true, std::sync::atomic::Ordering::SeqCst);
+    }
+
+    fn is_there(&self) -> bool {
+        !self.has_left.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+impl SiteFacts for TestFacts {
+    fn has_node<'a>(&'a self, site: &'a str, node: &'a str) -> ConnectorFuture<'a, bool> {
+        Box::pin(async move { self.is_there() && (site, node) == ("oslo", "n1") })
+    }
+
+    fn pins<'a>(&'a self, _: &'a str) -> ConnectorFuture<'a, Vec<SubscriptionScope>> {
+        let pin = SubscriptionScope {
+            resource: crate::resource::ResourceName::new("", "v1", "nodes"),
+            namespace: String::new(),
+            label_selector: String::new(),
+            field_selector: String::new(),
+        };
+        Box::pin(async move { if self.is_there() { vec![pin] } else { Vec::new() } })
+    }
+}
+
+#[cfg(test)]
+impl Upstream {
+    /// With a cluster that cannot be reached.
+    pub(crate) async fn for_tests() -> (Arc<Upstream>, Arc<TestFacts>) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("kubeconfig");
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        });
+        std::fs::write(&path, text.to_string()).expect("the folder is writable");
+        let facts = Arc::new(TestFacts::default());
+        (Arc::new(Upstream::open(&path, facts.clone()).await.expect("it is a kubeconfig")), facts)
     }
 }

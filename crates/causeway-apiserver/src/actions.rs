@@ -50,9 +50,10 @@ impl std::fmt::Debug for CallerAudit {
 pub enum ActionBody {
     Bytes(Bytes),
     /// A response of unknown length, such as a backup. An error closes the connection, so that the client
-    /// notices it.
+    /// notices it. The server makes one when the caller's credential is revoked.
     Stream(Pin<Box<dyn Stream<Item = std::io::Result<Bytes>> + Send>>),
-    /// As `Stream`, for responses without an end: a server that stops does not wait for them.
+    /// As `Stream`, for responses without an end: a server that stops does not wait for them, and they just end with the
+    /// caller's credential.
     Endless(Pin<Box<dyn Stream<Item = std::io::Result<Bytes>> + Send>>),
 }
 

@@ -8,13 +8,14 @@ mod authenticate;
 mod console;
 mod objects;
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use causeway_api::{ApiVersion, Status};
 use causeway_daemon::Readiness;
-use futures_util::StreamExt;
+use futures_util::{Stream, StreamExt, stream};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
@@ -24,7 +25,7 @@ use crate::authorize::{AccessDenied, RequestedAccess, authorize};
 use crate::console::sessions::ConsoleSessions;
 use crate::delegate::{AccessDelegate, DelegatedDecision};
 use crate::limits::failures::AuthFailures;
-use crate::limits::watches::WatchLimits;
+use crate::limits::watches::{WatchLimits, WatchPermit};
 use crate::limits::{ApiLimits, RequestPermit, RequestQueue};
 use crate::metrics::{ApiMetrics, RequestLabels};
 use crate::request::media::MediaRange;
@@ -311,13 +312,49 @@ impl Handler {
         let mut response = respond::whole(done.code, content_type, Bytes::new());
         *response.body_mut() = match done.body {
             ActionBody::Bytes(bytes) => Body::Whole(bytes),
-            ActionBody::Stream(stream) => Body::Stream(stream),
+            ActionBody::Stream(stream) => {
+                let permit = self.enter_long_response(asking, &CancellationToken::new())?;
+                Body::Stream(Box::pin(cut_off(stream, permit)))
+            }
             ActionBody::Endless(stream) => {
-                Body::Stream(Box::pin(stream.take_until(asking.stop.clone().cancelled_owned())))
+                let permit = self.enter_long_response(asking, &asking.stop)?;
+                let ended = async move { permit.stopped().await };
+                Body::Stream(Box::pin(stream.take_until(ended)))
             }
         };
         Ok(response)
     }
+
+    /// Counts a response that may last. It ends with the caller's credential and with `stop`.
+    fn enter_long_response(
+        &self,
+        asking: &Asking<'_>,
+        stop: &CancellationToken,
+    ) -> Result<WatchPermit, Status> {
+        self.watches.enter(&asking.caller, &asking.user, stop).ok_or_else(|| {
+            self.metrics.rejected("watches");
+            Status::too_many_requests("this client watches as much as it may; end a watch first", 1)
+        })
+    }
+}
+
+/// Passes a response on until its permit ends. The client sees an error then, not the end of a whole response.
+fn cut_off(
+    response: impl Stream<Item = io::Result<Bytes>> + Unpin,
+    permit: WatchPermit,
+) -> impl Stream<Item = io::Result<Bytes>> {
+    let stopped = Box::pin(permit.stopped());
+    stream::unfold(Some((response, stopped, permit)), |state| async move {
+        let (mut response, mut stopped, permit) = state?;
+        tokio::select! {
+            biased;
+            () = &mut stopped => {
+                let error = io::Error::new(io::ErrorKind::PermissionDenied, "the credential of the client was revoked");
+                Some((Err(error), None))
+            }
+            piece = response.next() => piece.map(|piece| (piece, Some((response, stopped, permit)))),
+        }
+    })
 }
 
 /// Returns true for an action that is requested as a dry run. Actions take effect at once, so it is refused.

@@ -124,13 +124,14 @@ impl ApiServer {
             let accepted = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                accepted = self.listener.accept() => accepted,
+                // Before `accept`, which a client can keep busy: revoked credentials must lose their watches all the same.
                 _ = sweep.tick() => {
                     self.handler.watches.sweep(&*self.handler.authenticator);
                     self.handler.failures.tidy();
                     self.handler.sessions.sweep(Instant::now(), &*self.handler.authenticator);
                     continue;
                 }
+                accepted = self.listener.accept() => accepted,
             };
             let (socket, address) = match accepted {
                 Ok(accepted) => accepted,

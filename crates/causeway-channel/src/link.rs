@@ -6,6 +6,7 @@
 mod flow;
 mod header;
 mod reason;
+mod receive_budget;
 mod secondary;
 
 use std::fmt;
@@ -32,6 +33,8 @@ pub use header::{HEADER_BYTES_MAX, HeaderError, PREFIX_BYTES, StreamHeader, Stre
 pub use reason::{
     CloseCode, CloseReason, ClosedBy, DatagramError, LinkClosed, Reset, ResetCode, StreamError,
 };
+pub use receive_budget::ReceiveBudget;
+pub(crate) use receive_budget::{BudgetShare, QUIC_WINDOW_BYTES_MIN};
 
 /// ALPN of the channel between an edge and the cloud.
 pub const CHANNEL_ALPN: &[u8] = b"causeway/1";
@@ -84,7 +87,8 @@ pub struct LinkLimits {
 
 impl LinkLimits {
     /// Bound of unread bytes over all streams of a link. Five hundred full windows of the default size do not
-    /// block other streams, and however many streams a peer opens, it cannot make us hold more.
+    /// block other streams, and however many streams a peer opens, it cannot make us hold more. Links that
+    /// share a `ReceiveBudget` have a lower one together.
     pub fn receive_bytes_max(&self) -> u64 {
         // One more, for the header of the next stream.
         let windows = u64::from(self.streams_max) * 2 + 1;
@@ -206,8 +210,23 @@ impl Link {
     /// control stream, and its datagrams are dropped: a peer that is not authorized yet costs little.
     pub fn admit(&self) {
         match &self.inner {
-            LinkInner::Quic(link) => link.admit(),
-            LinkInner::Tcp(link) => link.admit(),
+            LinkInner::Quic(link) => link.admit(None),
+            LinkInner::Tcp(link) => link.admit(None),
+        }
+    }
+
+    /// As `admit`, for a link that shares the bound of its unread bytes with the other links of the same peer.
+    pub fn admit_within(&self, budget: &ReceiveBudget) {
+        match &self.inner {
+            LinkInner::Quic(link) => link.admit(Some(budget)),
+            LinkInner::Tcp(link) => link.admit(Some(budget)),
+        }
+    }
+
+    /// Takes what other links of the peer have returned to the budget since. Cheap; called now and then.
+    pub fn raise_receive_window(&self) {
+        if let LinkInner::Quic(link) = &self.inner {
+            link.raise_receive_window();
         }
     }
 

@@ -350,12 +350,20 @@ impl Shared {
         client: SocketAddr,
     ) -> Result<IncomingLink, RejectReason> {
         // A silent client needs no slot. A client that hung up while it waited for a slot needs no work
-        // either.
-        let readable = async || link.ready(Interest::READABLE).await.map_err(|_| RejectReason::Handshake);
-        readable().await?;
+        // either. A byte must be there: `TcpStream::ready` may report a silent connection as readable, and
+        // does so for most of them where the process gets little time.
+        let speaks = async || {
+            let has_sent = matches!(link.peek(&mut [0]).await, Ok(1..));
+            match link.ready(Interest::READABLE).await {
+                Ok(ready) if has_sent && !ready.is_read_closed() => Ok(()),
+                _ => Err(RejectReason::Handshake),
+            }
+        };
+        speaks().await?;
         let slot = self.slots.take(self.limits.handshake).await.ok_or(RejectReason::Busy)?;
-        if readable().await?.is_read_closed() {
-            return Err(RejectReason::Handshake);
+        if let Err(gone) = speaks().await {
+            slot.release_unused();
+            return Err(gone);
         }
         let acceptor = TlsAcceptor::from(self.tls.load_full());
         let link = acceptor

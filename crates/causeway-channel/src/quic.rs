@@ -32,10 +32,12 @@ use tokio::time::timeout;
 use self::datagrams::{DatagramCounts, DatagramRouter};
 use self::workarounds::observed_controller;
 use crate::link::{
-    CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits, LinkStats,
-    PREFIX_BYTES, PathStats, ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
+    BudgetShare, CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits,
+    LinkStats, PREFIX_BYTES, PathStats, ReceiveBudget, ResetCode, Stream, StreamError, StreamHeader,
+    StreamPurpose,
 };
 use crate::wire::datagrams::{NUMBER_BYTES_MAX, OF_THE_LINK, WELCOME, beside};
+use causeway_api::sync::MutexExt;
 
 pub use busy_refusal::{BusyRefusal, NUMBER_BYTES, RetryTicket};
 pub use client::{ConnectError, QuicClient};
@@ -62,6 +64,8 @@ struct Inner {
     /// Mailbox for datagrams of the link itself; created by the first read.
     mailbox: OnceLock<Arc<DatagramMailbox>>,
     incoming: Mutex<FuturesUnordered<IncomingStream>>,
+    /// The part of the peer's budget that the window of this link takes.
+    share: std::sync::Mutex<Option<BudgetShare>>,
 }
 
 type IncomingStream = Pin<Box<dyn Future<Output = Option<(StreamHeader, Stream)>> + Send>>;
@@ -83,14 +87,42 @@ impl QuicLink {
         let (closed_by_us, mailbox) = (OnceLock::new(), OnceLock::new());
         let router =
             Arc::new(DatagramRouter::new(connection.clone(), counters.clone(), limits.datagram_buffer_bytes));
-        QuicLink(Arc::new(Inner { connection, limits, counters, closed_by_us, router, mailbox, incoming }))
+        let share = std::sync::Mutex::default();
+        QuicLink(Arc::new(Inner {
+            connection,
+            limits,
+            counters,
+            closed_by_us,
+            router,
+            mailbox,
+            incoming,
+            share,
+        }))
     }
 
-    /// See `Link::admit`.
-    pub fn admit(&self) {
+    /// See `Link::admit` and `Link::admit_within`.
+    pub fn admit(&self, budget: Option<&ReceiveBudget>) {
+        match budget {
+            Some(budget) => {
+                *self.0.share.lock_ignoring_poison() = Some(budget.share());
+                self.raise_receive_window();
+            }
+            None => self.0.set_receive_window(self.0.limits.receive_bytes_max()),
+        }
         let allowed = transport::STREAMS_AT_FIRST.min(self.0.limits.streams_max);
         if self.0.counters.streams_allowed.fetch_max(allowed, Ordering::Relaxed) < allowed {
             self.0.connection.set_max_concurrent_bi_streams(VarInt::from_u32(allowed));
+        }
+    }
+
+    /// See `Link::raise_receive_window`.
+    pub fn raise_receive_window(&self) {
+        if let Some(share) = &mut *self.0.share.lock_ignoring_poison() {
+            let (before, window) = (share.bytes(), share.reserve_window(self.0.limits.receive_bytes_max()));
+            // An idle link is not woken for nothing.
+            if window != before {
+                self.0.set_receive_window(window);
+            }
         }
     }
 
@@ -210,6 +242,10 @@ impl QuicLink {
 }
 
 impl Inner {
+    fn set_receive_window(&self, bytes: u64) {
+        self.connection.set_receive_window(VarInt::from_u64(bytes).unwrap_or(VarInt::MAX));
+    }
+
     // Every stream that a peer may open costs an entry in two tables of quinn, open or not. An idle link
     // therefore allows few, and a busy link gets a higher limit before its streams have to wait.
     fn raise_stream_limit(&self) {

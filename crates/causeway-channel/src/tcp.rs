@@ -36,7 +36,7 @@ pub use self::stream::{TcpRecv, TcpSend};
 use crate::io_thread;
 use crate::link::{
     CloseCode, CloseReason, DatagramError, LinkClosed, LinkLimits, LinkSide, LinkStats, PREFIX_BYTES,
-    ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
+    ReceiveBudget, ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
 };
 use causeway_api::sync::MutexExt;
 
@@ -192,9 +192,9 @@ impl Drop for Held {
 }
 
 impl TcpLink {
-    /// See `Link::admit`.
-    pub fn admit(&self) {
-        self.shared().with(Mux::admit);
+    /// See `Link::admit` and `Link::admit_within`.
+    pub fn admit(&self, budget: Option<&ReceiveBudget>) {
+        self.shared().with(|mux| mux.admit(budget));
     }
 
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {

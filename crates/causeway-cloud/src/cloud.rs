@@ -500,8 +500,12 @@ impl Start {
         self.metrics.register(|registry| gateway.register(registry));
         let port = config.gateway.tunnel.as_ref().map_or(0, |tunnel| tunnel.listen.port());
         let tunnel_holder = tunnel_holder.offering(own_tunnel(&gateway, port, &base.registrar.endpoints()));
-        let tunnel_reports =
-            TunnelReportWriter { reports: tunnel_reports, store: base.store.clone(), clock: Clock::system() };
+        let tunnel_reports = TunnelReportWriter {
+            reports: tunnel_reports,
+            store: base.store.clone(),
+            clock: Clock::system(),
+            registrar: base.registrar.clone(),
+        };
         Ok(Traffic {
             netmaps,
             inbox,

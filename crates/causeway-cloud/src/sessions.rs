@@ -28,7 +28,7 @@ use causeway_api::sync::MutexExt;
 use causeway_api::{GatewayStats, Time};
 use causeway_apiserver::Registry;
 use causeway_channel::clock::unix_seconds;
-use causeway_channel::link::{CloseCode, CloseReason, Link, Transport};
+use causeway_channel::link::{CloseCode, CloseReason, Link, ReceiveBudget, Transport};
 use causeway_channel::port::{HandshakeSlot, spread};
 use causeway_channel::session::{
     Instance, KEEPALIVE_QUICK, LINGER, RemovedSession, SessionTable, is_other_process,
@@ -172,6 +172,8 @@ pub struct Session {
     held: Mutex<Option<(u64, u64)>>,
     /// Why new streams go over QUIC or TCP, as the edge last told.
     carries_reason: Mutex<Option<Box<str>>>,
+    /// The bound of unread bytes over all links of the gateway, shared with its older sessions.
+    budget: ReceiveBudget,
     commands: SessionMailbox,
 }
 
@@ -528,7 +530,13 @@ impl Shared {
 }
 
 impl Session {
-    fn new(number: u64, link: Link, hello: &Hello, admitted: AdmittedPeer, since: Time) -> Session {
+    fn new(
+        number: u64,
+        (link, budget): (Link, ReceiveBudget),
+        hello: &Hello,
+        admitted: AdmittedPeer,
+        since: Time,
+    ) -> Session {
         let session = Session {
             number,
             epoch: hello.epoch,
@@ -542,6 +550,7 @@ impl Session {
             clock_ahead_seconds: hello.time.saturating_sub(since.as_second()),
             held: Mutex::new(None),
             carries_reason: Mutex::default(),
+            budget,
             commands: SessionMailbox::default(),
         };
         session.set_held(hello.held.as_ref());

@@ -36,6 +36,12 @@ pub struct TunnelRecord {
     /// The replica that holds the tunnel, for the gateway of the cloud.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub replica: String,
+    /// The site in the certificate of the session that reported it. Empty in records of older versions.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub site: String,
+    /// The hash of that certificate's key: the tunnel ends with it. Empty in records of older versions.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub identity: String,
 }
 
 /// A network of a site and the range that was allocated for it.
@@ -68,13 +74,16 @@ impl Layer3Facts {
 }
 
 impl ObjectSet {
-    /// Returns the public key of a gateway: written by a user for a plain WireGuard peer, else the reported one.
+    /// Returns the public key of a gateway: written by a user for a plain WireGuard peer, else the reported one. A gateway
+    /// that is being deleted has none, nor has one that was moved to another site until it is enrolled there.
     pub fn tunnel_key(&self, gateway: &str) -> Option<[u8; 32]> {
-        let object = self.gateway(gateway)?;
-        match object.is_plain_wireguard() {
-            true => super::parse_key(&object.public_key),
-            false => self.layer3.tunnels.get(gateway)?.key(),
+        let object = self.gateway(gateway).filter(|object| object.metadata.deletion_timestamp.is_none())?;
+        if object.is_plain_wireguard() {
+            return super::parse_key(&object.public_key);
         }
+        let record = self.layer3.tunnels.get(gateway)?;
+        let is_enrolled_here = record.site.is_empty() || record.site == object.e_site_name;
+        record.key().filter(|_| is_enrolled_here)
     }
 
     /// Returns the other gateway that has the same key and keeps it: the one whose record is older. A key that a user

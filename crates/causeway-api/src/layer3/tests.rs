@@ -159,3 +159,27 @@ fn a_key_belongs_to_the_gateway_that_had_it_first() {
     assert_eq!(keeper(&objects, "old"), Some("plain".into()), "a user wrote it down");
     assert_eq!(parse_key("AAAA"), None);
 }
+
+#[test]
+fn a_gateway_that_was_moved_or_is_being_deleted_has_no_tunnel() {
+    let check = |gateway: serde_json::Value, site: &str, expected: bool| {
+        let mut objects = ObjectSet::default();
+        insert(&mut objects, Kind::EGateway, gateway);
+        let (public_key, site) = (show_key(&[7; 32]), site.to_owned());
+        objects
+            .layer3
+            .tunnels
+            .insert("g".into(), TunnelRecord { public_key, site, ..TunnelRecord::default() });
+        assert_eq!(objects.tunnel_key("g").is_some(), expected);
+    };
+    let at_oslo = json!({"metadata": {"name": "g"}, "eSiteName": "oslo"});
+    check(at_oslo.clone(), "oslo", true);
+    check(at_oslo.clone(), "", true);
+    // Its certificate names another site: it must be enrolled anew.
+    check(at_oslo, "rome", false);
+    let deleted = json!({
+        "metadata": {"name": "g", "deletionTimestamp": "2026-11-18T00:00:00Z", "finalizers": ["x/y"]},
+        "eSiteName": "oslo",
+    });
+    check(deleted, "oslo", false);
+}

@@ -10,6 +10,9 @@ use flate2::read::DeflateDecoder;
 use flate2::write::DeflateEncoder;
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::upstream::site_streams::SiteMemory;
 
 /// The largest message. An object of Kubernetes has at most 1.5 MiB in etcd, and two to three times that as JSON.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -22,7 +25,7 @@ const DEFLATE: u8 = 1;
 pub enum SyncFrameError {
     #[error("the stream broke")]
     Stream(#[from] std::io::Error),
-    #[error("a message of {bytes} bytes is longer than {MESSAGE_BYTES_MAX}")]
+    #[error("a message of {bytes} bytes is longer than it may be")]
     TooLong { bytes: usize },
     #[error("a message cannot be read")]
     Malformed(#[from] prost::DecodeError),
@@ -54,16 +57,17 @@ fn deflate(plain: &[u8]) -> std::io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// Decodes the part of a frame behind its length.
-pub fn decode<M: Message + Default>(frame: Bytes) -> Result<M, SyncFrameError> {
+/// Decodes the part of a frame behind its length. `content_max` bounds its content: a few bytes can be the compressed form
+/// of many.
+pub fn decode<M: Message + Default>(frame: Bytes, content_max: usize) -> Result<M, SyncFrameError> {
     let Some(encoding) = frame.first().copied() else { return Err(SyncFrameError::Encoding(0)) };
     let content = frame.slice(1..);
     match encoding {
         PLAIN => Ok(M::decode(content)?),
         DEFLATE => {
             let mut plain = Vec::new();
-            DeflateDecoder::new(&content[..]).take(MESSAGE_BYTES_MAX as u64 + 1).read_to_end(&mut plain)?;
-            if plain.len() > MESSAGE_BYTES_MAX {
+            DeflateDecoder::new(&content[..]).take(content_max as u64 + 1).read_to_end(&mut plain)?;
+            if plain.len() > content_max {
                 return Err(SyncFrameError::TooLong { bytes: plain.len() });
             }
             Ok(M::decode(Bytes::from(plain))?)
@@ -77,22 +81,52 @@ pub struct MessageReader<R> {
     stream: R,
     buffer: bytes::BytesMut,
     bytes_max: usize,
+    content_max: usize,
+    /// Memory for long frames, and the part of it that the next frame takes.
+    memory: Option<SiteMemory>,
+    held: Option<OwnedSemaphorePermit>,
 }
 
 // Bytes asked of the stream at once.
 const READ_BYTES: usize = 64 << 10;
+// A longer frame takes part of the memory that its reader shares with other readers.
+const LONG_FRAME_BYTES: usize = 16 << 10;
 
 impl<R: AsyncRead + Unpin> MessageReader<R> {
     /// `bytes_max` bounds a frame as it arrives; its content is bounded by `MESSAGE_BYTES_MAX`.
     pub fn new(stream: R, bytes_max: usize) -> MessageReader<R> {
-        MessageReader { stream, buffer: bytes::BytesMut::new(), bytes_max }
+        MessageReader {
+            stream,
+            buffer: bytes::BytesMut::new(),
+            bytes_max,
+            content_max: MESSAGE_BYTES_MAX,
+            memory: None,
+            held: None,
+        }
+    }
+
+    /// For a peer that is not trusted: bounds the content of a frame, and takes long frames from `memory`.
+    pub fn limited(stream: R, bytes_max: usize, content_max: usize, memory: SiteMemory) -> MessageReader<R> {
+        MessageReader { content_max, memory: Some(memory), ..MessageReader::new(stream, bytes_max) }
+    }
+
+    /// Changes the bounds of the frames that follow.
+    pub fn set_limits(&mut self, bytes_max: usize, content_max: usize) {
+        (self.bytes_max, self.content_max) = (bytes_max, content_max);
     }
 
     /// Returns the next message; `None` at the end of the stream.
     pub async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, SyncFrameError> {
         loop {
             if let Some(frame) = self.take_frame()? {
-                return decode(frame).map(Some);
+                self.held = None;
+                return decode(frame, self.content_max).map(Some);
+            }
+            if let Some(memory) = &self.memory
+                && self.held.is_none()
+                && let Some(bytes) = self.next_length().filter(|bytes| *bytes > LONG_FRAME_BYTES)
+            {
+                self.held = memory.take(bytes).await;
             }
             self.buffer.reserve(READ_BYTES);
             if self.stream.read_buf(&mut self.buffer).await? == 0 {
@@ -104,9 +138,13 @@ impl<R: AsyncRead + Unpin> MessageReader<R> {
         }
     }
 
+    /// Returns the length of the next frame, when it has arrived.
+    fn next_length(&self) -> Option<usize> {
+        self.buffer.first_chunk::<4>().map(|length| u32::from_be_bytes(*length) as usize)
+    }
+
     fn take_frame(&mut self) -> Result<Option<Bytes>, SyncFrameError> {
-        let Some(length) = self.buffer.first_chunk::<4>() else { return Ok(None) };
-        let bytes = u32::from_be_bytes(*length) as usize;
+        let Some(bytes) = self.next_length() else { return Ok(None) };
         if bytes > self.bytes_max {
             return Err(SyncFrameError::TooLong { bytes });
         }
@@ -164,6 +202,49 @@ mod tests {
         let bomb = deflate(&vec![0; MESSAGE_BYTES_MAX + 1]).unwrap();
         let mut frame = vec![DEFLATE];
         frame.extend_from_slice(&bomb);
-        assert!(matches!(decode::<Refused>(frame.into()), Err(SyncFrameError::TooLong { .. })));
+        let frame = Bytes::from(frame);
+        assert!(matches!(decode::<Refused>(frame, MESSAGE_BYTES_MAX), Err(SyncFrameError::TooLong { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_small_frame_of_an_edge_does_not_become_a_large_message() {
+        let frame = encode(&Refused { code: 1, message: "x".repeat(100_000) }).unwrap();
+        assert!(frame.len() < 1_000, "{}", frame.len());
+        let memory = SiteMemory::new(64);
+        let mut reader = MessageReader::limited(&frame[..], 1_000, 64 << 10, memory.clone());
+        assert!(matches!(reader.next::<Refused>().await, Err(SyncFrameError::TooLong { .. })));
+        let mut reader = MessageReader::limited(&frame[..], 1_000, 128 << 10, memory);
+        assert!(reader.next::<Refused>().await.unwrap().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_frames_of_a_site_wait_for_each_other() {
+        let memory = SiteMemory::new(64);
+        // In pieces, as a stream brings them.
+        let limited = |bytes: Bytes| {
+            let (mut near, far) = tokio::io::duplex(1_000);
+            tokio::spawn(async move { near.write_all(&bytes).await });
+            MessageReader::limited(far, 64 << 10, 64 << 10, memory.clone())
+        };
+        // The head of a frame of 60 KiB, and nothing more.
+        let (mut sends_half, far) = tokio::io::duplex(100);
+        sends_half.write_all(&(60_u32 << 10).to_be_bytes()).await.unwrap();
+        let mut stuck = MessageReader::limited(far, 64 << 10, 64 << 10, memory.clone());
+        let waiting = std::time::Duration::from_secs(1);
+        assert!(tokio::time::timeout(waiting, stuck.next::<Refused>()).await.is_err());
+        // Text that is hardly compressed.
+        let mut state = 1_u64;
+        let mut letter = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            char::from(b'!' + ((state >> 33) % 90) as u8)
+        };
+        let text: String = (0..50_000).map(|_| letter()).collect();
+        let long = encode(&Refused { code: 1, message: text }).unwrap();
+        assert!(long.len() > LONG_FRAME_BYTES, "{}", long.len());
+        let short = encode(&Refused { code: 1, message: "x".repeat(200) }).unwrap();
+        assert!(limited(short).next::<Refused>().await.unwrap().is_some(), "short ones need no room");
+        assert!(tokio::time::timeout(waiting, limited(long.clone()).next::<Refused>()).await.is_err());
+        drop(stuck);
+        assert!(limited(long).next::<Refused>().await.unwrap().is_some());
     }
 }

@@ -77,6 +77,8 @@ const BATCH_BYTES: usize = 256 << 10;
 const BATCH_CHANGES: usize = 512;
 // Entries of a copy that an edge may describe: more than any site holds of one resource.
 const ENTRIES_MAX: usize = 1_000_000;
+// A namespace, a name, and what is between them.
+const KEY_BYTES_MAX: usize = 600;
 
 impl SyncSender {
     /// Continues after the revision of the copy; its changes are offered next.
@@ -158,6 +160,9 @@ impl SyncSender {
         if entries.len() + keys.entries.len() > ENTRIES_MAX {
             return Err(UnexpectedMessage("more keys than a copy may have"));
         }
+        if keys.entries.iter().any(|entry| entry.key.len() > KEY_BYTES_MAX) {
+            return Err(UnexpectedMessage("a key that no object can have"));
+        }
         entries.extend(keys.entries.into_iter().map(|entry| (entry.key, entry.digest)));
         if !keys.more {
             let (target, of) = (std::mem::take(target), *buckets);
@@ -165,6 +170,11 @@ impl SyncSender {
             self.stage = difference(target, Some((&wanted, of, &entries)));
         }
         Ok(())
+    }
+
+    /// Returns true while the entries of a copy are held.
+    pub fn is_described(&self) -> bool {
+        matches!(self.stage, SenderStage::Keys { .. })
     }
 
     /// Returns true if live changes can be offered now.

@@ -133,6 +133,11 @@ impl ResourceFeed {
         }
     }
 
+    /// Returns true if the resource was listed once.
+    pub fn is_ready(&self) -> bool {
+        matches!(*self.readiness.borrow(), FeedReadiness::Ready(_))
+    }
+
     /// Returns true if the resource could not be listed, so that no site has anything of it.
     pub fn has_failed(&self) -> bool {
         matches!(*self.readiness.borrow(), FeedReadiness::Failed(_))

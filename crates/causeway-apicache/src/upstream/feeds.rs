@@ -21,6 +21,8 @@ pub struct ResourceFeeds {
 
 struct KeptFeed {
     lease: Arc<FeedLease>,
+    /// The site whose subscription began it.
+    begun_by: String,
     unused_since: Option<Instant>,
 }
 
@@ -35,6 +37,8 @@ const LINGER: Duration = Duration::from_secs(300);
 const SWEEP: Duration = Duration::from_secs(30);
 // Names that a peer can make us ask for; a cluster serves a few hundred resources.
 const FEEDS_MAX: usize = 4_096;
+// Resources that one site may name before the cluster has shown that it serves them. A new site begins a few dozen.
+const UNREADY_PER_SITE_MAX: usize = 128;
 
 impl ResourceFeeds {
     /// Needs a runtime: a task looks for unused feeds until the value is dropped.
@@ -54,13 +58,13 @@ impl ResourceFeeds {
     }
 
     /// Returns the feed of a resource, and begins it when there is none. `None`: too many resources are followed.
-    pub fn lease(&self, name: &ResourceName) -> Option<Arc<FeedLease>> {
+    pub fn lease(&self, site: &str, name: &ResourceName) -> Option<Arc<FeedLease>> {
         let mut feeds = self.lock();
         if let Some(kept) = feeds.get_mut(name) {
             kept.unused_since = None;
             return Some(kept.lease.clone());
         }
-        if feeds.len() >= FEEDS_MAX {
+        if !has_room(&feeds, site) {
             return None;
         }
         let feed = Arc::new(ResourceFeed::new(name.clone()));
@@ -72,13 +76,20 @@ impl ResourceFeeds {
             tracing::info!(resource = %running.name(), "no site uses the resource; it is no longer followed");
         });
         let lease = Arc::new(FeedLease { feed, _stop: stop.drop_guard() });
-        feeds.insert(name.clone(), KeptFeed { lease: lease.clone(), unused_since: None });
+        let kept = KeptFeed { lease: lease.clone(), begun_by: site.to_owned(), unused_since: None };
+        feeds.insert(name.clone(), kept);
         Some(lease)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ResourceName, KeptFeed>> {
         self.feeds.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Decides whether a site may begin to follow another resource.
+fn has_room(feeds: &HashMap<ResourceName, KeptFeed>, site: &str) -> bool {
+    let is_unready = |kept: &&KeptFeed| kept.begun_by == site && !kept.lease.feed.is_ready();
+    feeds.len() < FEEDS_MAX && feeds.values().filter(is_unready).count() < UNREADY_PER_SITE_MAX
 }
 
 /// Drops feeds that no subscription has used for some time, and at once those that never had an object to send.
@@ -98,12 +109,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_site_that_names_resources_which_do_not_exist_keeps_no_other_site_out() {
+        let mut feeds = HashMap::new();
+        for number in 0.. {
+            if !has_room(&feeds, "oslo") {
+                break;
+            }
+            let name = ResourceName::new("", &format!("v{number}"), "pods");
+            let feed = Arc::new(ResourceFeed::new(name.clone()));
+            let lease = Arc::new(FeedLease { feed, _stop: CancellationToken::new().drop_guard() });
+            feeds.insert(name, KeptFeed { lease, begun_by: "oslo".into(), unused_since: None });
+        }
+        assert_eq!(feeds.len(), UNREADY_PER_SITE_MAX);
+        assert!(has_room(&feeds, "berlin"));
+    }
+
+    #[test]
     fn a_feed_outlives_its_last_subscription_for_a_while() {
         let name = ResourceName::new("", "v1", "pods");
         let stop = CancellationToken::new();
         let feed = Arc::new(ResourceFeed::new(name.clone()));
         let lease = Arc::new(FeedLease { feed, _stop: stop.clone().drop_guard() });
-        let mut feeds = HashMap::from([(name, KeptFeed { lease: lease.clone(), unused_since: None })]);
+        let kept = KeptFeed { lease: lease.clone(), begun_by: "oslo".into(), unused_since: None };
+        let mut feeds = HashMap::from([(name, kept)]);
         let now = Instant::now();
         sweep(&mut feeds, now);
         drop(lease);

@@ -4,9 +4,12 @@
 //! in a header and believed only for nodes of the edge's own site. Upgraded connections are copied unread.
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use causeway_api::Status;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Request, Response, StatusCode};
@@ -17,9 +20,11 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use kube::client::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::Upstream;
 use super::cluster::{ClusterError, UpstreamIdentity};
+use super::site_streams::{SiteMemory, SiteStream};
 
 /// Names the node that a caller proved to be. Set by the edge, never forwarded.
 pub const NODE_HEADER: HeaderName = HeaderName::from_static("x-causeway-node");
@@ -29,6 +34,11 @@ pub const TOKEN_REVIEW_PATH: &str = "/.causeway/tokenreview";
 
 // kube-apiserver refuses larger bodies.
 const BODY_BYTES_MAX: usize = 16 << 20;
+// A body that needs longer holds memory which other requests of the site may wait for.
+const BODY_TIME_MAX: Duration = Duration::from_secs(60);
+// The head of a request; tokens of Kubernetes have about a thousand bytes.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+const TOKEN_BYTES_MAX: usize = 16 << 10;
 // Fields of a connection (RFC 9110, section 7.6.1), and those that name a caller to an API server behind a proxy.
 const DROPPED: [&str; 9] = [
     "connection",
@@ -44,41 +54,52 @@ const DROPPED: [&str; 9] = [
 
 pub type PassedBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Serves the requests on one stream until it ends.
-pub async fn serve<S>(upstream: Arc<Upstream>, site: String, stream: S) -> Result<(), hyper::Error>
+/// Serves the requests on one stream until it ends. `counted` is its place among the streams of the site.
+pub async fn serve<S>(
+    upstream: Arc<Upstream>,
+    site: String,
+    counted: Arc<SiteStream>,
+    stream: S,
+) -> Result<(), hyper::Error>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let service = service_fn(move |request| {
-        let (upstream, site) = (upstream.clone(), site.clone());
-        async move { Ok::<_, Infallible>(answer(&upstream, &site, request).await) }
+        let (upstream, site, counted) = (upstream.clone(), site.clone(), counted.clone());
+        async move { Ok::<_, Infallible>(answer(&upstream, &site, &counted, request).await) }
     });
     hyper::server::conn::http1::Builder::new()
+        .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades()
         .await
 }
 
-async fn answer(upstream: &Upstream, site: &str, request: Request<Incoming>) -> Response<PassedBody> {
+async fn answer(
+    upstream: &Arc<Upstream>,
+    site: &str,
+    counted: &Arc<SiteStream>,
+    request: Request<Incoming>,
+) -> Response<PassedBody> {
     let answered = match request.uri().path() {
         SITE_PATH => upstream.site_facts(site).await.map(|facts| json(StatusCode::OK, facts.to_string())),
         TOKEN_REVIEW_PATH => review_token(upstream, request).await,
-        _ => pass(upstream, site, request).await,
+        _ => pass(upstream, site, counted, request).await,
     };
     answered.unwrap_or_else(|status| refusal(&status))
 }
 
 async fn pass(
-    upstream: &Upstream,
+    upstream: &Arc<Upstream>,
     site: &str,
+    counted: &Arc<SiteStream>,
     request: Request<Incoming>,
 ) -> Result<Response<PassedBody>, Status> {
     let identity = identity(upstream, site, request.headers()).await?;
     let upgrade = request.headers().get(header::UPGRADE).cloned();
     let (mut head, body) = request.into_parts();
     let client = upgrade.as_ref().and_then(|_| head.extensions.remove::<hyper::upgrade::OnUpgrade>());
-    let body = Limited::new(body, BODY_BYTES_MAX).collect().await;
-    let body = body.map_err(|_| Status::too_large(BODY_BYTES_MAX))?.to_bytes();
+    let (body, _held) = read_body(counted.memory(), body).await?;
     clean(&mut head.headers, matches!(identity, UpstreamIdentity::Node(_)));
     if let Some(upgrade) = upgrade {
         head.headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
@@ -94,14 +115,102 @@ async fn pass(
         && let Some(client) = client
     {
         let server = hyper::upgrade::on(&mut response);
-        tokio::spawn(tunnel(client, server));
+        // The tunnel outlives the stream's HTTP, and keeps its place.
+        let counted = counted.clone();
+        let left = left(upstream, site, &identity);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = tunnel(client, server) => {}
+                () = left => {}
+            }
+            drop(counted);
+        });
         return Ok(response.map(|_| Full::default().map_err(|never| match never {}).boxed_unsync()));
     }
     let is_upgrade = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     for name in DROPPED.iter().filter(|_| !is_upgrade) {
         response.headers_mut().remove(*name);
     }
-    Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
+    let left = Box::pin(left(upstream, site, &identity));
+    Ok(response
+        .map(|body| LeavingBody { body: body.map_err(Into::into).boxed_unsync(), left }.boxed_unsync()))
+}
+
+// A watch or a session in a container may last for hours.
+const RECHECK: Duration = Duration::from_secs(60);
+
+/// Resolves when the node under whose name a request was sent has left the site. A token is checked by the API server.
+fn left(
+    upstream: &Arc<Upstream>,
+    site: &str,
+    identity: &UpstreamIdentity,
+) -> impl Future<Output = ()> + Send + 'static {
+    let node = match identity {
+        UpstreamIdentity::Node(node) => Some(node.clone()),
+        UpstreamIdentity::Own | UpstreamIdentity::Token(_) => None,
+    };
+    let (sites, site) = (upstream.sites.clone(), site.to_owned());
+    async move {
+        let Some(node) = node else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(RECHECK).await;
+            if !sites.has_node(&site, &node).await {
+                return;
+            }
+        }
+    }
+}
+
+/// A response that breaks off when its caller loses its identity.
+struct LeavingBody<F> {
+    body: PassedBody,
+    left: Pin<Box<F>>,
+}
+
+impl<F: Future<Output = ()>> http_body::Body for LeavingBody<F> {
+    type Data = Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        if self.left.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Some(Err("the node has left the site".into())));
+        }
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Reads a whole body. It counts against the memory of the site while it is held: the API server checks the caller only
+/// when it has the request.
+async fn read_body<B>(memory: &SiteMemory, mut body: B) -> Result<(Bytes, Vec<OwnedSemaphorePermit>), Status>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    let reading = async {
+        let (mut whole, mut held) = (BytesMut::new(), Vec::new());
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| Status::bad_request("the body of the request broke off"))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if whole.len() + data.len() > BODY_BYTES_MAX {
+                return Err(Status::too_large(BODY_BYTES_MAX));
+            }
+            held.extend(memory.take(data.len()).await);
+            whole.extend_from_slice(&data);
+        }
+        Ok((whole.freeze(), held))
+    };
+    let read = tokio::time::timeout(BODY_TIME_MAX, reading).await;
+    read.unwrap_or_else(|_| Err(Status::request_timeout("the body did not arrive in time")))
 }
 
 /// Copies both directions of an upgraded connection until both have ended.
@@ -138,8 +247,8 @@ async fn review_token(
     upstream: &Upstream,
     request: Request<Incoming>,
 ) -> Result<Response<PassedBody>, Status> {
-    let body = Limited::new(request.into_body(), 64 << 10).collect().await;
-    let token = body.map_err(|_| Status::too_large(64 << 10))?.to_bytes();
+    let body = Limited::new(request.into_body(), TOKEN_BYTES_MAX).collect().await;
+    let token = body.map_err(|_| Status::too_large(TOKEN_BYTES_MAX))?.to_bytes();
     let token = std::str::from_utf8(&token).map_err(Status::bad_request)?;
     let user = upstream.review_token(token).await?;
     Ok(json(StatusCode::OK, user.to_string()))
@@ -160,6 +269,35 @@ fn refusal(status: &Status) -> Response<PassedBody> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_to_a_node_breaks_off_when_the_node_leaves_the_site() {
+        let (upstream, facts) = Upstream::for_tests().await;
+        let node = UpstreamIdentity::Node("n1".into());
+        let silent = http_body_util::StreamBody::new(futures_util::stream::pending());
+        let left = Box::pin(left(&upstream, "oslo", &node));
+        let mut body = LeavingBody { body: BodyExt::boxed_unsync(silent), left };
+        let waiting = Duration::from_secs(3600);
+        assert!(tokio::time::timeout(waiting, body.frame()).await.is_err(), "the node is there");
+        facts.leave();
+        let broken = tokio::time::timeout(RECHECK * 2, body.frame()).await.expect("it ends");
+        assert!(broken.is_some_and(|frame| frame.is_err()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_of_a_site_share_one_memory() {
+        let memory = SiteMemory::new(64);
+        let body = |bytes: usize| Full::new(Bytes::from(vec![7; bytes]));
+        let (first, held) = read_body(&memory, body(60 << 10)).await.unwrap();
+        assert_eq!(first.len(), 60 << 10);
+        let refused = read_body(&memory, body(5 << 10)).await.unwrap_err();
+        assert_eq!(refused.code, 408, "there is no room while the first is held");
+        assert!(read_body(&memory, body(4 << 10)).await.is_ok());
+        drop(held);
+        assert!(read_body(&memory, body(64 << 10)).await.is_ok());
+        let refused = read_body(&SiteMemory::new(1 << 20), body(BODY_BYTES_MAX + 1)).await.unwrap_err();
+        assert_eq!(refused.code, 413);
+    }
 
     #[test]
     fn a_node_cannot_change_its_identity_and_a_token_may_impersonate_by_its_own_rights() {

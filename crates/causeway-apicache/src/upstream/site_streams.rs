@@ -1,41 +1,87 @@
-//! Counts the streams of each site, so that one site cannot take the memory of another.
+//! Bounds the streams of each site and the memory that they hold, so that one site cannot take that of another.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Subscriptions and requests that one site may have open at the same time. A site holds a few dozen resources, and one
-/// subscription per ConfigMap and Secret of its pods.
-const STREAMS_MAX: usize = 8_192;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The open streams by site. Sites without one have no entry.
-#[derive(Clone, Default)]
-pub struct SiteStreams(Arc<Mutex<HashMap<String, usize>>>);
+/// Memory for bodies of requests, or for long messages and described copies, of one site: four bodies of the largest size.
+const MEMORY_KIB: usize = 64 << 10;
+
+/// The open streams by site. Sites without one have no entry. Clones are the same streams.
+#[derive(Clone)]
+pub struct SiteStreams {
+    sites: Arc<Mutex<HashMap<String, SiteUse>>>,
+    per_site_max: usize,
+}
+
+struct SiteUse {
+    streams: usize,
+    memory: SiteMemory,
+}
 
 /// One open stream; dropping it frees its place.
 pub struct SiteStream {
     streams: SiteStreams,
     site: String,
+    memory: SiteMemory,
+}
+
+/// The memory that the streams of one site share. Clones are the same memory.
+#[derive(Clone)]
+pub struct SiteMemory(Arc<Semaphore>);
+
+impl SiteMemory {
+    pub(crate) fn new(kib: usize) -> SiteMemory {
+        SiteMemory(Arc::new(Semaphore::new(kib)))
+    }
+
+    /// Waits until there is room for `bytes`.
+    pub async fn take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        self.0.clone().acquire_many_owned(kib(bytes)).await.ok()
+    }
+
+    /// `None`: there is no room for `bytes` now.
+    pub fn try_take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        self.0.clone().try_acquire_many_owned(kib(bytes)).ok()
+    }
+}
+
+fn kib(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX)
 }
 
 impl SiteStreams {
+    pub fn new(per_site_max: usize) -> SiteStreams {
+        SiteStreams { sites: Arc::default(), per_site_max }
+    }
+
     /// Counts a stream; `None` when the site has too many.
     pub fn begin(&self, site: &str) -> Option<SiteStream> {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = open.entry(site.to_owned()).or_default();
-        if *count >= STREAMS_MAX {
+        let mut open = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || SiteUse { streams: 0, memory: SiteMemory::new(MEMORY_KIB) };
+        let used = open.entry(site.to_owned()).or_insert_with(new);
+        if used.streams >= self.per_site_max {
             return None;
         }
-        *count += 1;
-        Some(SiteStream { streams: self.clone(), site: site.to_owned() })
+        used.streams += 1;
+        let memory = used.memory.clone();
+        Some(SiteStream { streams: self.clone(), site: site.to_owned(), memory })
+    }
+}
+
+impl SiteStream {
+    pub fn memory(&self) -> &SiteMemory {
+        &self.memory
     }
 }
 
 impl Drop for SiteStream {
     fn drop(&mut self) {
-        let mut open = self.streams.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = open.get_mut(&self.site).map(|count| {
-            *count -= 1;
-            *count
+        let mut open = self.streams.sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = open.get_mut(&self.site).map(|used| {
+            used.streams -= 1;
+            used.streams
         });
         if left == Some(0) {
             open.remove(&self.site);
@@ -49,13 +95,13 @@ mod tests {
 
     #[test]
     fn a_site_cannot_take_the_streams_of_another() {
-        let streams = SiteStreams::default();
-        let mut held: Vec<SiteStream> = (0..STREAMS_MAX).map(|_| streams.begin("oslo").unwrap()).collect();
+        let streams = SiteStreams::new(100);
+        let mut held: Vec<SiteStream> = (0..100).map(|_| streams.begin("oslo").unwrap()).collect();
         assert!(streams.begin("oslo").is_none());
         assert!(streams.begin("berlin").is_some());
         held.pop();
         assert!(streams.begin("oslo").is_some());
         held.clear();
-        assert!(streams.0.lock().unwrap().is_empty());
+        assert!(streams.sites.lock().unwrap().is_empty());
     }
 }

@@ -11,12 +11,14 @@ use causeway_api::selector::Selector;
 use causeway_api::{Revision, Status};
 use causeway_watch::ring::{FollowResult, Follower};
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 
 use super::Upstream;
 use super::access::AccessQuestion;
 use super::cluster::UpstreamIdentity;
 use super::feed::{FeedChange, FeedStart, ResourceFeed};
+use super::site_streams::SiteMemory;
 use crate::resource::{ResourceDescription, ResourceName, SubscriptionScope};
 use crate::sync::frames::{self, MessageReader, SyncFrameError};
 use crate::sync::sender::SyncSender;
@@ -32,8 +34,13 @@ const READY_DEADLINE: Duration = Duration::from_secs(60);
 const RECHECK: Duration = Duration::from_secs(60);
 // Progress without changes is told at most this often: idle links stay quiet.
 const PROGRESS: Duration = Duration::from_secs(5);
-// Digests and keys of an edge.
+// The first message of an edge: names, selectors and a token. Its caller is not checked yet.
+const FIRST_FRAME_BYTES_MAX: usize = 32 << 10;
+// Digests and keys of an edge: 4,096 keys.
 const EDGE_FRAME_BYTES_MAX: usize = 1 << 20;
+const EDGE_CONTENT_BYTES_MAX: usize = 3 << 20;
+// An entry of a described copy beside its key: two maps hold it.
+const KEY_OVERHEAD_BYTES: usize = 64;
 // Changes taken from the feed at once.
 const CHANGES_MAX: usize = 256;
 const CHANGES_BYTES_MAX: usize = 256 << 10;
@@ -46,15 +53,25 @@ pub enum SubscriptionError {
     Unexpected(#[from] crate::sync::sender::UnexpectedMessage),
     #[error("the edge did not subscribe")]
     Silent,
+    #[error(
+        "the subscriptions of the site describe more objects at the same time than the cloud holds for one site"
+    )]
+    NoMemory,
 }
 
 /// Serves a subscription until it ends.
-pub async fn serve<S>(upstream: &Upstream, site: &str, stream: S) -> Result<(), SubscriptionError>
+pub async fn serve<S>(
+    upstream: &Upstream,
+    site: &str,
+    memory: &SiteMemory,
+    stream: S,
+) -> Result<(), SubscriptionError>
 where
     S: AsyncRead + AsyncWrite + Send,
 {
     let (recv, mut send) = tokio::io::split(stream);
-    let mut reader = MessageReader::new(recv, EDGE_FRAME_BYTES_MAX);
+    let mut reader =
+        MessageReader::limited(recv, FIRST_FRAME_BYTES_MAX, FIRST_FRAME_BYTES_MAX, memory.clone());
     let first = timeout(SUBSCRIBE_DEADLINE, reader.next::<EdgeSyncMessage>()).await;
     let Ok(Ok(Some(EdgeSyncMessage { body: Some(EdgeSyncBody::Subscribe(subscribe)) }))) = first else {
         return Err(SubscriptionError::Silent);
@@ -63,10 +80,11 @@ where
         Ok(session) => session,
         Err(status) => return refuse(&mut send, &status).await,
     };
-    let Some(lease) = upstream.feeds.lease(&session.scope.resource) else {
+    reader.set_limits(EDGE_FRAME_BYTES_MAX, EDGE_CONTENT_BYTES_MAX);
+    let Some(lease) = upstream.feeds.lease(site, &session.scope.resource) else {
         return refuse(&mut send, &Status::unavailable("the cloud follows too many resources", 60)).await;
     };
-    session.run(upstream, &lease.feed, &mut reader, &mut send).await
+    session.run(upstream, (&lease.feed, memory), &mut reader, &mut send).await
 }
 
 async fn refuse<W: AsyncWrite + Unpin>(send: &mut W, status: &Status) -> Result<(), SubscriptionError> {
@@ -77,6 +95,7 @@ async fn refuse<W: AsyncWrite + Unpin>(send: &mut W, status: &Status) -> Result<
 
 /// A subscription whose caller is known.
 struct SubscriptionSession {
+    site: String,
     subscribe: Subscribe,
     scope: SubscriptionScope,
     /// `None`: the operator pinned the scope for this site.
@@ -104,21 +123,27 @@ async fn admit(
     let identity = match (std::mem::take(&mut subscribe.token), std::mem::take(&mut subscribe.node)) {
         (token, _) if !token.is_empty() => Some(UpstreamIdentity::Token(token)),
         (_, node) if !node.is_empty() => Some(upstream.node_identity(site, &node).await?),
-        _ if upstream.sites.pins(site).await.contains(&scope) => None,
-        _ => {
-            return Err(Status::unauthorized(
-                "the subscription names no caller, and the site has no such pin",
-            ));
-        }
+        _ => None,
     };
-    let session = SubscriptionSession { subscribe, scope, identity };
+    let session = SubscriptionSession { site: site.to_owned(), subscribe, scope, identity };
     session.check(upstream).await?;
     Ok(session)
 }
 
 impl SubscriptionSession {
+    /// Checks the rights of the caller. They may change while the subscription lasts: a pin is removed, a node is moved to
+    /// another site, a right is taken away.
     async fn check(&self, upstream: &Upstream) -> Result<(), Status> {
-        let Some(identity) = &self.identity else { return Ok(()) };
+        let identity = match &self.identity {
+            None if upstream.sites.pins(&self.site).await.contains(&self.scope) => return Ok(()),
+            None => {
+                return Err(Status::unauthorized(
+                    "the subscription names no caller, and the site has no such pin",
+                ));
+            }
+            Some(UpstreamIdentity::Node(node)) => &upstream.node_identity(&self.site, node).await?,
+            Some(identity) => identity,
+        };
         for verb in ["list", "watch"] {
             upstream.access.check(identity, &AccessQuestion::about(verb, &self.scope)).await?;
         }
@@ -128,7 +153,7 @@ impl SubscriptionSession {
     async fn run<S: AsyncRead + AsyncWrite + Send>(
         &self,
         upstream: &Upstream,
-        feed: &ResourceFeed,
+        (feed, memory): (&ResourceFeed, &SiteMemory),
         reader: &mut MessageReader<ReadHalf<S>>,
         send: &mut WriteHalf<S>,
     ) -> Result<(), SubscriptionError> {
@@ -138,7 +163,7 @@ impl SubscriptionSession {
                 return refuse(send, &status).await;
             }
         };
-        let mut driver = SubscriptionDriver { sender, follower, selector, feed };
+        let mut driver = SubscriptionDriver { sender, follower, selector, feed, memory, held: Vec::new() };
         driver.drive(self, upstream, reader, send).await
     }
 
@@ -176,6 +201,9 @@ struct SubscriptionDriver<'a> {
     follower: Follower<FeedChange>,
     selector: Selector,
     feed: &'a ResourceFeed,
+    memory: &'a SiteMemory,
+    /// The part of the memory that the described copy takes.
+    held: Vec<OwnedSemaphorePermit>,
 }
 
 impl SubscriptionDriver<'_> {
@@ -200,7 +228,7 @@ impl SubscriptionDriver<'_> {
             tokio::select! {
                 message = reader.next::<EdgeSyncMessage>() => match message? {
                     None => return Ok(()),
-                    Some(EdgeSyncMessage { body: Some(body) }) => self.sender.handle(body)?,
+                    Some(EdgeSyncMessage { body: Some(body) }) => self.handle(body)?,
                     // A message of a newer edge.
                     Some(EdgeSyncMessage { body: None }) => {}
                 },
@@ -226,6 +254,18 @@ impl SubscriptionDriver<'_> {
         }
     }
 
+    fn handle(&mut self, body: EdgeSyncBody) -> Result<(), SubscriptionError> {
+        if let EdgeSyncBody::Keys(keys) = &body {
+            let bytes = keys.entries.iter().map(|entry| entry.key.len() + KEY_OVERHEAD_BYTES).sum();
+            self.held.push(self.memory.try_take(bytes).ok_or(SubscriptionError::NoMemory)?);
+        }
+        self.sender.handle(body)?;
+        if !self.sender.is_described() {
+            self.held.clear();
+        }
+        Ok(())
+    }
+
     fn offer(&mut self, changes: &[Arc<FeedChange>]) {
         let scoped: Vec<_> = changes.iter().filter_map(|change| change.scoped(&self.selector)).collect();
         let Some(last) = changes.last().map(|change| causeway_watch::ring::RingEntry::revision(&**change))
@@ -245,5 +285,72 @@ async fn next_changes(follower: &mut Follower<FeedChange>) -> Option<Vec<Arc<Fee
     match result.await {
         FollowResult::Some => Some(entries),
         FollowResult::Lagged | FollowResult::Closed => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_subscription_loses_its_right_with_its_pin_or_its_node() {
+        let (upstream, facts) = Upstream::for_tests().await;
+        let subscribe = |node: &str| Subscribe {
+            protocol: PROTOCOL_VERSION,
+            version: "v1".into(),
+            plural: "nodes".into(),
+            node: node.into(),
+            ..Subscribe::default()
+        };
+        let pinned = admit(&upstream, "oslo", subscribe("")).await.map_err(|status| status.code);
+        let pinned = pinned.unwrap_or_else(|code| panic!("refused: {code}"));
+        // The cluster cannot be asked, so this is as far as a node comes.
+        let of_node = admit(&upstream, "oslo", subscribe("n1")).await.err().map(|status| status.code);
+        assert_eq!(of_node, Some(503));
+        let elsewhere = admit(&upstream, "berlin", subscribe("n1")).await.err().map(|status| status.code);
+        assert_eq!(elsewhere, Some(403), "a node of another site");
+        let scope = pinned.scope.clone();
+        let identity = Some(UpstreamIdentity::Node("n1".into()));
+        let of_node =
+            SubscriptionSession { site: "oslo".into(), subscribe: subscribe("n1"), scope, identity };
+
+        facts.leave();
+        assert_eq!(pinned.check(&upstream).await.unwrap_err().code, 401, "the pin was removed");
+        assert_eq!(of_node.check(&upstream).await.unwrap_err().code, 403, "the node was moved");
+    }
+
+    #[tokio::test]
+    async fn a_described_copy_takes_the_memory_of_its_site() {
+        use crate::sync::sender::SyncTarget;
+        use crate::sync::wire::{BucketDigests, BucketKeys, KeyEntry};
+        let feed = ResourceFeed::new(ResourceName::new("", "v1", "nodes"));
+        let memory = SiteMemory::new(64);
+        let ring = Arc::new(causeway_watch::ring::Ring::new(Revision(1), 16, 1 << 10));
+        let described = || {
+            let subscribe = Subscribe { objects: 1, ..Subscribe::default() };
+            let target = SyncTarget { revision: Revision(1), ..SyncTarget::default() };
+            let mut sender = SyncSender::compare(bytes::Bytes::new(), &subscribe, target);
+            while sender.next_message().is_some() {}
+            let digests = vec![7; crate::sync::digest::bucket_count(1) as usize];
+            sender.handle(EdgeSyncBody::Digests(BucketDigests { digests })).unwrap();
+            let follower = ring.follow(Revision(1)).expect("the ring begins there");
+            let selector = Selector::parse(causeway_api::Kind::ESite, "", "").unwrap();
+            SubscriptionDriver { sender, follower, selector, feed: &feed, memory: &memory, held: Vec::new() }
+        };
+        let keys = |count: usize, more: bool| {
+            let entry = |number| KeyEntry { key: format!("{number:0>100}"), digest: 1 };
+            EdgeSyncBody::Keys(BucketKeys { entries: (0..count).map(entry).collect(), more })
+        };
+        let mut first = described();
+        first.handle(keys(300, true)).unwrap();
+        let mut second = described();
+        assert!(matches!(second.handle(keys(300, true)), Err(SubscriptionError::NoMemory)));
+        // The first is compared, so its entries are not held any more.
+        first.handle(keys(1, false)).unwrap();
+        let mut third = described();
+        third.handle(keys(300, true)).unwrap();
+        let long = KeyEntry { key: "x".repeat(10_000), digest: 1 };
+        let long = EdgeSyncBody::Keys(BucketKeys { entries: vec![long], more: true });
+        assert!(third.handle(long).is_err(), "no object has such a key");
     }
 }

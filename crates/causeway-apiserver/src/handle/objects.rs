@@ -145,10 +145,7 @@ impl Handler {
         shape: Shape,
         options: WatchOptions,
     ) -> Result<Response<Body>, Status> {
-        let pass = self.watches.enter(&asking.caller, &asking.user, &asking.stop).ok_or_else(|| {
-            self.metrics.rejected("watches");
-            Status::too_many_requests("this client watches as much as it may; end a watch first", 1)
-        })?;
+        let pass = self.enter_long_response(asking, &asking.stop)?;
         let usual = WATCH_TIME_MIN.mul_f64(1.0 + random_fraction());
         let after = options.timeout_seconds.map_or(usual, Duration::from_secs).min(WATCH_TIME_MAX);
         let ends = WatchEnds { after, stopped: pass.stopped() };

@@ -1,4 +1,5 @@
-//! Tracks the running watches, so that each identity has a limit and the watches of a revoked one end.
+//! Tracks the running watches and the streamed responses of actions, so that each identity has a limit and those of a
+//! revoked one end.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -8,7 +9,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use crate::{Authenticator, Identity};
 use causeway_api::sync::MutexExt;
 
-/// All running watches. Clones share them.
+/// All running watches and streamed responses of actions. Clones share them.
 #[derive(Clone)]
 pub struct WatchLimits {
     state: Arc<Mutex<State>>,
@@ -28,7 +29,7 @@ struct Running {
     stop: CancellationToken,
 }
 
-/// One running watch; dropped when it ends.
+/// One running watch or streamed response; dropped when it ends.
 pub struct WatchPermit {
     watches: WatchLimits,
     id: u64,
@@ -40,12 +41,12 @@ impl WatchLimits {
         WatchLimits { state: Arc::default(), per_identity_max }
     }
 
-    /// Adds a watch. `None` when the identity has reached its limit. The watch ends when `server` stops.
+    /// Adds a watch. `None` when the identity has reached its limit. The watch ends with `stop`.
     pub fn enter(
         &self,
         identity: &Arc<Identity>,
         user: &Arc<str>,
-        server: &CancellationToken,
+        stop: &CancellationToken,
     ) -> Option<WatchPermit> {
         let mut state = self.lock();
         let count = state.by_user.entry(user.clone()).or_default();
@@ -54,7 +55,7 @@ impl WatchLimits {
         }
         *count += 1;
         state.next += 1;
-        let (id, stop) = (state.next, server.child_token());
+        let (id, stop) = (state.next, stop.child_token());
         let running = Running { identity: identity.clone(), user: user.clone(), stop: stop.clone() };
         state.running.insert(id, running);
         Some(WatchPermit { watches: self.clone(), id, stop })

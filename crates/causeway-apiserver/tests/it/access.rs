@@ -72,6 +72,43 @@ async fn actions_are_passed_on() {
 }
 
 #[tokio::test]
+async fn long_responses_of_actions_end_with_their_credential_or_their_session() {
+    let lab = Lab::new().await;
+    let line = Some(json!({"line": 1}));
+    let follow = "/causeway/v1/audit?follow=true";
+    let (mut followed, mut backup) = (
+        lab.watch_as("admin:bob", follow, &[]).await,
+        lab.watch_as("admin:bob", "/causeway/v1/backup", &[]).await,
+    );
+    let mut other = lab.watch_as("admin:eve", follow, &[]).await;
+    for response in [&mut followed, &mut backup, &mut other] {
+        assert_eq!(response.next().await, line);
+    }
+    lab.people.revoke("admin:bob");
+    assert!(followed.ends_whole().await, "a response without an end just ends");
+    assert!(!backup.ends_whole().await, "half a backup must not look like a whole one");
+    // As the impersonated user, too: the credential is the one of the caller.
+    let mut as_other = lab
+        .watch_as("admin:eve", follow, &[("impersonate-user", "x"), ("impersonate-group", "causeway:admin")])
+        .await;
+    assert_eq!(as_other.next().await, line);
+    lab.people.revoke("admin:eve");
+    assert!(other.ends_whole().await && as_other.ends_whole().await);
+    lab.shut_down().await;
+}
+
+#[tokio::test]
+async fn long_responses_of_actions_count_as_watches() {
+    let lab =
+        Lab::with(causeway_apiserver::ApiLimits { watches_per_identity_max: 1, ..Default::default() }).await;
+    let mut first = lab.watch("/causeway/v1/audit?follow=true").await;
+    assert_eq!(first.next().await, Some(json!({"line": 1})));
+    assert_eq!(lab.ask("GET", "/causeway/v1/audit?follow=true", ()).await.code, 429);
+    assert_eq!(lab.ask("GET", &format!("{GROUP}/esites?watch=true"), ()).await.code, 429);
+    lab.shut_down().await;
+}
+
+#[tokio::test]
 async fn wrong_tokens_from_one_address_are_slowed_down_and_right_ones_are_not() {
     let limits = causeway_apiserver::ApiLimits { failures_per_minute_max: 5, ..Default::default() };
     let lab = Lab::with(limits).await;

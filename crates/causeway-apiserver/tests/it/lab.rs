@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use causeway_apiserver::{
-    ActionRefusal, ActionRequest, ActionResponse, Actions, AdminAudit, AdminRecord, ApiLimits, ApiServer,
-    ApiServerParts, AuthFailure, Authenticator, Identity, NoGatewayStats, Registry, Role, SystemClock,
+    ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminAudit, AdminRecord, ApiLimits,
+    ApiServer, ApiServerParts, AuthFailure, Authenticator, Identity, NoGatewayStats, Registry, Role,
+    SystemClock,
 };
 use causeway_daemon::{Metrics, Readiness};
 use causeway_store::{Store, StoreSpec};
 use futures_util::future::BoxFuture;
+use futures_util::{StreamExt, stream};
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -131,6 +133,17 @@ impl Actions for Echo {
                     ..AdminRecord::default()
                 };
                 request.audit.record(StatusCode::CREATED, written);
+            }
+            // One line, and then nothing.
+            let line = stream::once(async { Ok(Bytes::from_static(b"{\"line\":1}\n")) });
+            let body = match request.path.as_str() {
+                "audit" => Some(ActionBody::Endless(Box::pin(line.chain(stream::pending())))),
+                "backup" => Some(ActionBody::Stream(Box::pin(line.chain(stream::pending())))),
+                _ => None,
+            };
+            if let Some(body) = body {
+                let (code, content_type) = (StatusCode::OK, "application/x-ndjson");
+                return Ok(ActionResponse { code, content_type, body, made: None });
             }
             let said = json!({
                 "user": identity.user, "method": request.method.as_str(), "path": request.path,
@@ -351,6 +364,20 @@ impl Watch {
             match frame {
                 Some(Ok(frame)) => self.buffer.extend_from_slice(&frame.into_data().unwrap()),
                 _ => return None,
+            }
+        }
+    }
+
+    /// The response ended as a whole one does, not with a broken connection.
+    pub async fn ends_whole(mut self) -> bool {
+        loop {
+            let frame = tokio::time::timeout(PATIENCE, self.body.frame())
+                .await
+                .expect("the response goes on or ends");
+            match frame {
+                Some(Ok(_)) => {}
+                Some(Err(_)) => return false,
+                None => return true,
             }
         }
     }

@@ -112,12 +112,12 @@ impl HandshakeSlots {
         let _waiting = Waiting::begin(&self.waiting);
         let permit = timeout(patience, self.permits.acquire()).await.ok()?.ok()?;
         permit.forget();
-        Some(HandshakeSlot { slots: self.clone(), since: Instant::now() })
+        Some(HandshakeSlot { slots: self.clone(), since: Instant::now(), is_unused: false })
     }
 
     fn take_now(self: &Arc<HandshakeSlots>) -> Option<HandshakeSlot> {
         self.permits.try_acquire().ok()?.forget();
-        Some(HandshakeSlot { slots: self.clone(), since: Instant::now() })
+        Some(HandshakeSlot { slots: self.clone(), since: Instant::now(), is_unused: false })
     }
 
     fn with_backlog(&self, ask: fn(&mut AdmissionBacklog, Instant, usize) -> Duration) -> Duration {
@@ -154,9 +154,16 @@ impl Drop for Waiting<'_> {
 pub struct HandshakeSlot {
     slots: Arc<HandshakeSlots>,
     since: Instant,
+    is_unused: bool,
 }
 
 impl HandshakeSlot {
+    /// Releases the slot of a client that has hung up. No work was done, so the time it was held says nothing about the
+    /// time that handshakes take: it may be a pause of the whole machine.
+    pub(super) fn release_unused(mut self) {
+        self.is_unused = true;
+    }
+
     /// Returns the measured rate of completed handshakes per second while all slots were taken.
     pub fn served_per_second(&self) -> u32 {
         self.slots.backlog.lock_ignoring_poison().served_per_second()
@@ -165,6 +172,9 @@ impl HandshakeSlot {
 
 impl Drop for HandshakeSlot {
     fn drop(&mut self) {
+        if self.is_unused {
+            return self.slots.permits.add_permits(1);
+        }
         let is_full = self.slots.permits.available_permits() == 0;
         let mut concurrency = self.slots.concurrency.lock_ignoring_poison();
         let free = concurrency.handle_left(self.since.elapsed(), is_full);
@@ -229,6 +239,18 @@ mod tests {
         }
         drop(first);
         assert!(called.await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn slots_of_clients_that_hung_up_say_nothing_about_the_time_of_handshakes() {
+        let slots = HandshakeSlots::new(2048);
+        for _ in 0..1000 {
+            let mut slot = slots.take_now().unwrap();
+            slot.since -= SLOW;
+            slot.release_unused();
+        }
+        assert_eq!(slots.concurrency.lock_ignoring_poison().target, SLOTS_FIRST);
+        assert_eq!(slots.permits.available_permits(), SLOTS_FIRST as usize);
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use quinn::{ConfigError, EndpointConfig, MtuDiscoveryConfig, TransportConfig, Va
 
 use super::path::{LARGE_PACKET_BYTES, ORDINARY_PACKET_BYTES};
 use super::workarounds::observed_controller::Observed;
-use crate::link::LinkLimits;
+use crate::link::{LinkLimits, QUIC_WINDOW_BYTES_MIN};
 
 /// Streams that a peer may open on an idle link; see `raise_stream_limit`. Seven eighths of 16, so that
 /// quinn's tables have 16 entries.
@@ -79,7 +79,12 @@ fn config(options: &QuicOptions, packet_bytes: u16, streams: u32) -> TransportCo
     let mut config = TransportConfig::default();
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.minimum_change(mtu_step(packet_bytes)).upper_bound(packet_bytes);
-    let link_window = VarInt::from_u64(limits.receive_bytes_max()).unwrap_or(VarInt::MAX);
+    // A peer that is not admitted has one stream; `admit` raises the window.
+    let link_window = match streams {
+        STREAMS_BEFORE_ADMISSION => limits.receive_bytes_max().min(QUIC_WINDOW_BYTES_MIN),
+        _ => limits.receive_bytes_max(),
+    };
+    let link_window = VarInt::from_u64(link_window).unwrap_or(VarInt::MAX);
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(streams.min(limits.streams_max)))
         .max_concurrent_uni_streams(VarInt::from_u32(0))

@@ -26,7 +26,9 @@ use self::hash::NumberHash;
 pub use self::stream::{MuxStream, StreamPriority};
 use self::stream::{RecvHalf, SendHalf};
 use super::frame::{LinkSettings, PAYLOAD_BYTES_MAX};
-use crate::link::{CloseCode, CloseReason, ClosedBy, LinkClosed, LinkLimits, LinkSide, LinkStats};
+use crate::link::{
+    BudgetShare, CloseCode, CloseReason, ClosedBy, LinkClosed, LinkLimits, LinkSide, LinkStats, ReceiveBudget,
+};
 
 /// Largest datagram: one frame.
 pub const DATAGRAM_BYTES_MAX: usize = PAYLOAD_BYTES_MAX;
@@ -49,6 +51,8 @@ pub struct Mux {
     /// Before admission: the number of streams that the peer may still open. Its datagrams are dropped during
     /// this time.
     before_admission: Option<u32>,
+    /// The unread bytes, as part of the budget of the peer.
+    share: Option<BudgetShare>,
     /// Bytes that the peer can occupy over all streams: unread, and granted.
     committed: u64,
     /// Bytes queued to be sent over all streams.
@@ -160,6 +164,7 @@ impl Mux {
             peer_open: 0,
             peer_held: 0,
             before_admission: None,
+            share: None,
             committed: 0,
             waiting: 0,
             accepted: VecDeque::new(),
@@ -181,9 +186,21 @@ impl Mux {
         Mux { before_admission: Some(STREAMS_BEFORE_ADMISSION), ..Mux::new(side, limits, now) }
     }
 
-    /// Grants the peer the limits of the link.
-    pub fn admit(&mut self) {
+    /// Grants the peer the limits of the link. With a budget, the unread bytes of all its links have one bound.
+    pub fn admit(&mut self, budget: Option<&ReceiveBudget>) {
         self.before_admission = None;
+        self.share = budget.map(ReceiveBudget::share);
+        let unread = self.streams.values().map(|stream| stream.recv.queue.len() as u64).sum();
+        if let Some(share) = &mut self.share {
+            share.take_always(unread);
+        }
+    }
+
+    /// Unread bytes were read or dropped.
+    fn give_back(&mut self, bytes: usize) {
+        if let Some(share) = &mut self.share {
+            share.give_back(bytes as u64);
+        }
     }
 
     /// Opens a stream. Returns `None` while the peer allows no more; `room` is signalled when that changes.
@@ -395,6 +412,8 @@ impl Mux {
         let committed: u64 = self.streams.values().map(|stream| stream.recv.committed()).sum();
         let waiting: usize = self.streams.values().map(|stream| stream.send.queue.len()).sum();
         assert_eq!((self.committed, self.waiting), (committed, waiting));
+        let unread: u64 = self.streams.values().map(|stream| stream.recv.queue.len() as u64).sum();
+        assert!(self.share.as_ref().is_none_or(|share| share.bytes() == unread));
         let held = self.streams.values().filter(|stream| !stream.own).count();
         let accepted: usize = self.accepted.iter().map(|(_, header)| header.len()).sum();
         assert_eq!((self.peer_held as usize, self.accepted_bytes), (held, accepted));

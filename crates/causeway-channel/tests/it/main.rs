@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod battery;
+mod budget;
 mod busy;
 mod dial;
 mod flows;

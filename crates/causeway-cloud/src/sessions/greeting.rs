@@ -96,10 +96,10 @@ impl Shared {
                 self.check_moved(&session, moves).await;
                 if let Some(tunnels) = &self.services.tunnels {
                     let seen = link.remote_address().ip();
-                    tunnels.handle(session.peer.gateway(), hello.tunnel.as_ref(), seen);
+                    tunnels.handle(&session.peer, &session.key, hello.tunnel.as_ref(), seen);
                 }
                 // From here on the edge may open streams; it does so when it has the welcome.
-                link.admit();
+                link.admit_within(&session.budget);
                 let (reader, mut writer) = control;
                 writer.push(encode_cloud(welcome).expect("a welcome is small: names and a few endpoints"));
                 let talk = CloudSessionLoop::new(self.clone(), session, &hello, (reader, writer), streams);
@@ -183,11 +183,14 @@ impl Shared {
     ) -> Result<(Arc<Session>, Welcome), SessionRefused> {
         let gateway = admitted.peer.gateway().to_owned();
         let renew = admitted.renew;
-        let make = |number| Arc::new(Session::new(number, link.clone(), hello, admitted, self.now()));
         let mut made = None;
-        let admission = self
-            .table()
-            .admit(&gateway, hello.epoch, hello.instance(), |number| made.insert(make(number)).clone());
+        let mut table = self.table();
+        let other = table.all_of(&gateway).next().map(|entry| entry.session.budget.clone());
+        let links = (link.clone(), other.unwrap_or_default());
+        let make = |number| Arc::new(Session::new(number, links, hello, admitted, self.now()));
+        let admission =
+            table.admit(&gateway, hello.epoch, hello.instance(), |number| made.insert(make(number)).clone());
+        drop(table);
         match (admission, made) {
             (SessionAdmission::Taken { number, superseded, evicted, orphaned }, Some(session)) => {
                 orphaned.iter().for_each(|old| old.session.orphan());

@@ -53,7 +53,7 @@ impl Shared {
         };
         let (_, mut writer) = control;
         writer.push(encode_cloud(SessionJoined {}).ok()?);
-        link.admit();
+        link.admit_within(&session.budget);
         if !matches!(timeout(ANSWER_MAX, writer.finish()).await, Ok(Ok(_))) {
             return None;
         }

@@ -183,6 +183,9 @@ impl CloudSessionLoop {
 
     /// Is it over by the clock?
     fn look(&self) -> Option<CloseReason> {
+        if self.lingers_until.is_none() {
+            self.session.link.raise_receive_window();
+        }
         if let Some(expired) = self.expired() {
             return Some(expired);
         }

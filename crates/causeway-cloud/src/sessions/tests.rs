@@ -30,6 +30,7 @@ use crate::identity::{EnrolmentLimits, EnrolmentServer, IdentityConfig, OnEnroll
 use crate::reconcile::Reconciler;
 use crate::replicas::SessionDirectory;
 use crate::reports::{ReportWriter, ReportedState};
+use crate::tunnels::{TunnelReportWriter, TunnelReports};
 
 /// Longer than anything here may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -69,9 +70,14 @@ impl Lab {
         });
         let registrar = Registrar::open(store.clone(), config).await.unwrap();
         let registry = Arc::new(Registry::new(store.clone(), Arc::new(SystemClock)));
+        let tunnels = TunnelReports::default();
         let (limits, services) = (
             SessionLimits::default(),
-            SessionServices { is_elsewhere: Some(Arc::new(|_| false)), ..SessionServices::none() },
+            SessionServices {
+                is_elsewhere: Some(Arc::new(|_| false)),
+                tunnels: Some(tunnels.clone()),
+                ..SessionServices::none()
+            },
         );
         let live = LiveSessions::new(&limits);
         let sessions =
@@ -85,6 +91,13 @@ impl Lab {
         tokio::spawn(ChannelServer { port, enrolment, links: Arc::new(sessions.clone()) }.run(stop.clone()));
         let (keeper, running, until) = (registrar.clone(), sessions.clone(), stop.clone());
         tokio::spawn(async move { tokio::join!(keeper.run(until.clone()), running.run(until)) });
+        let writer = TunnelReportWriter {
+            reports: tunnels,
+            store: store.clone(),
+            clock: Clock::system(),
+            registrar: registrar.clone(),
+        };
+        tokio::spawn(writer.run(stop.clone()));
         let sites = GatewaySites { store, registry: registry.clone(), sessions: sessions.clone() };
         tokio::spawn(sites.run(stop.clone()));
         Lab {
@@ -226,6 +239,8 @@ async fn before_the_welcome_an_edge_has_one_stream() {
             drop(second.await);
             let closed = within(link.closed()).await;
             assert_eq!(why(&closed), (ClosedBy::Peer, CloseCode::Malformed), "{closed}");
+            // A peer that never says hello is cut off with the same code, later.
+            assert!(closed.reason.text.contains("second stream before the welcome"), "{closed}");
             continue;
         }
         let mut second = std::pin::pin!(second);
@@ -408,6 +423,76 @@ async fn secondary_links_leave_half_of_the_port_to_sessions() {
     within(second.closed()).await;
     let session = lab.dial(&other, DialTransports::QuicOnly).await;
     hello_as(&mut control(&session).await, &instance).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_links_of_a_gateway_share_one_bound_of_unread_bytes() {
+    const MIB: u64 = 1024 * 1024;
+    let lab = Lab::new().await;
+    lab.stand("g", "oslo").await;
+    lab.stand("h", "oslo").await;
+    let (edge, other) = (lab.enrol("g", "oslo").await, lab.enrol("h", "oslo").await);
+    let (instance, mut held) = ([7; 16], Vec::new());
+    // A session that is held here keeps its window, although it may have ended meanwhile.
+    let begin = async |edge: &DialConfig, gateway: &str| {
+        let link = lab.dial(edge, DialTransports::QuicOnly).await;
+        let mut talk = control(&link).await;
+        hello_as(&mut talk, &instance).await;
+        (lab.sessions.session(gateway).unwrap(), link, talk)
+    };
+    for number in 0..5 {
+        held.push(begin(&edge, "g").await);
+        let used = held[0].0.budget.used_bytes() / MIB;
+        match number {
+            0 => assert_eq!(used, 512),
+            // Each would have a window of its own otherwise.
+            _ => assert!((513..=896 + 4 * 16).contains(&used), "{used} MiB with {number} older sessions"),
+        }
+    }
+    let (session, ..) = begin(&other, "h").await;
+    assert_eq!(session.budget.used_bytes(), 512 * MIB, "another gateway has a budget of its own");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_tunnel_of_a_revoked_gateway_ends_connected_or_not() {
+    let lab = Lab::new().await;
+    lab.stand("g", "oslo").await;
+    let has_tunnel = async |expected: bool| {
+        let waiting = async {
+            while lab.registry.store().get("tunnels/g").await.unwrap().is_some() != expected {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        within(waiting).await;
+    };
+    for is_connected in [true, false] {
+        let edge = lab.enrol("g", "oslo").await;
+        let link = lab.dial(&edge, DialTransports::TcpOnly).await;
+        let (mut reader, mut writer) = control(&link).await;
+        let tunnel =
+            control::TunnelReport { public_key: vec![7; 32].into(), port: 7446, ..Default::default() };
+        let epoch = 2_000_000 + u64::from(!is_connected);
+        let hello = Hello { version: control::VERSION, epoch, tunnel: Some(tunnel), ..Hello::default() };
+        writer.push(encode_edge(hello).unwrap());
+        writer.drain().await.unwrap();
+        assert!(matches!(
+            within(reader.next()).await.unwrap().unwrap().says,
+            Some(CloudMessageBody::Welcome(_))
+        ));
+        has_tunnel(true).await;
+        if !is_connected {
+            link.close(CloseReason::new(CloseCode::Done, ""));
+            within(async {
+                while lab.sessions.session("g").is_some() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            })
+            .await;
+            has_tunnel(true).await;
+        }
+        lab.registrar.revoke_gateway("g", OpenTokens::Close).await.unwrap();
+        has_tunnel(false).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

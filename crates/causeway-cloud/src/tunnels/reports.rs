@@ -9,14 +9,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use causeway_api::layer3::{TunnelRecord, show_key};
-use causeway_channel::Clock;
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::wire::control::TunnelReport;
-use causeway_store::{Op, Store, StoreError};
+use causeway_channel::{Clock, KeyHash, PeerId};
+use causeway_store::{ListRange, Op, Store, StoreError};
 use tokio::sync::Notify;
+use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 
 use super::TUNNELS;
+use crate::identity::Registrar;
 
 /// Addresses of one gateway that its peers are told. A host has one or two that matter.
 const ADDRESSES_MAX: usize = 8;
@@ -35,9 +37,13 @@ struct Shared {
 }
 
 impl TunnelReports {
-    /// Takes the report in the hello of a gateway. `seen` is the address its link comes from.
-    pub fn handle(&self, gateway: &str, report: Option<&TunnelReport>, seen: IpAddr) {
-        self.put(gateway, report.and_then(|report| record_of(report, seen)));
+    /// Takes the report in the hello of a gateway. `peer` and `key` are those of its certificate, `seen` is the address its
+    /// link comes from.
+    pub fn handle(&self, peer: &PeerId, key: &KeyHash, report: Option<&TunnelReport>, seen: IpAddr) {
+        let record = report.and_then(|report| record_of(report, seen));
+        let of_session =
+            |record| TunnelRecord { site: peer.site().to_owned(), identity: key.to_string(), ..record };
+        self.put(peer.gateway(), record.map(of_session));
     }
 
     pub fn put(&self, gateway: &str, record: Option<TunnelRecord>) {
@@ -86,19 +92,38 @@ fn is_usable(ip: IpAddr) -> bool {
     !(is_local || ip.is_loopback() || ip.is_unspecified() || ip.is_multicast())
 }
 
-/// The loop that stores reports.
+/// The loop that stores reports, and removes the tunnels of keys that were revoked: peers would go on to talk to them
+/// directly.
 pub struct TunnelReportWriter {
     pub reports: TunnelReports,
     pub store: Store,
     pub clock: Clock,
+    pub registrar: Arc<Registrar>,
 }
 
 impl TunnelReportWriter {
     pub async fn run(self, stop: CancellationToken) {
+        let mut revoked = self.registrar.revoked_keys();
+        // Keys may have been revoked while no replica ran, as by a restored revocation log.
+        let mut must_look = true;
         loop {
+            if must_look {
+                must_look = self.remove_revoked().await.is_err();
+            }
+            let retry = async {
+                match must_look {
+                    true => tokio::time::sleep(RETRY).await,
+                    false => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
+                Ok(_) | Err(RecvError::Lagged(_)) = revoked.recv() => {
+                    must_look = true;
+                    continue;
+                }
+                () = retry => continue,
                 () = self.reports.shared.wake.notified() => {}
             }
             let waiting = std::mem::take(&mut *self.reports.lock());
@@ -117,7 +142,28 @@ impl TunnelReportWriter {
         }
     }
 
+    fn is_revoked(&self, record: &TunnelRecord) -> bool {
+        KeyHash::from_hex(&record.identity).is_some_and(|key| self.registrar.is_revoked(&key))
+    }
+
+    async fn remove_revoked(&self) -> Result<(), StoreError> {
+        for held in self.store.list(TUNNELS, ListRange::default()).await?.records {
+            let record: TunnelRecord = serde_json::from_slice(&held.value).unwrap_or_default();
+            if !self.is_revoked(&record) {
+                continue;
+            }
+            tracing::info!(record = %held.key, "the key of the gateway was revoked: its tunnel ends");
+            match self.store.delete(&held.key, Some(held.revision)).await {
+                // Another replica was faster, or there is a newer report.
+                Ok(_) | Err(StoreError::NotFound { .. } | StoreError::Conflict { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     async fn write(&self, gateway: &str, record: Option<TunnelRecord>) -> Result<(), StoreError> {
+        let record = record.filter(|record| !self.is_revoked(record));
         let key = format!("{TUNNELS}{gateway}");
         let held = self.store.get(&key).await?;
         let known: Option<TunnelRecord> =

@@ -47,7 +47,7 @@ pub const HANDSHAKES_PER_ADDRESS: NonZeroU32 = some(500);
 pub const HALF_OPEN_MAX: NonZeroU32 = some(2048);
 /// An idle link holds 40 KB: 2 GB together.
 pub const LINKS_MAX: NonZeroU32 = some(50_000);
-/// Ten thousand connections through one gateway, and some more. All streams of a link hold at most 512 MiB unread together.
+/// Ten thousand connections through one gateway, and some more. All links of a gateway hold at most 896 MiB unread together.
 pub const STREAMS_MAX: NonZeroU32 = some(16_384);
 /// 1 MiB carries 80 Mbit/s on one stream at a round trip of 100 ms.
 pub const STREAM_WINDOW_BYTES: NonZeroU32 = some(1024 * 1024);

@@ -343,6 +343,59 @@ fn on_the_network_a_certificate_is_needed() {
 }
 
 #[test]
+fn a_connection_to_a_node_ends_with_the_certificate_of_its_client() {
+    let fleet = Fleet::start(&["--connect", "127.0.0.1:0"]);
+    let lab = &fleet.lab;
+    let addresses = std::fs::read_to_string(lab.cloud.data_dir.join("run/addresses.json")).unwrap();
+    let addresses: serde_json::Value = serde_json::from_str(&addresses).unwrap();
+    let proxy = format!("https://{}", addresses["connect"].as_str().unwrap());
+    let made = lab.run(&["kubeconfig", "--role", "admin", "--user", "bob", "--ttl", "1h"]);
+    let (kubeconfig, client) = (lab.path("bob.kubeconfig"), lab.path("bob.pem"));
+    std::fs::write(&kubeconfig, made).unwrap();
+    let decode = "sed -n 's/.*client-\\(certificate\\|key\\)-data: //p' \"$0\" | while read -r line; do echo \"$line\" | base64 -d; done > \"$1\"";
+    let decoded = Command::new("bash").args(["-c", decode]).arg(&kubeconfig).arg(&client).status().unwrap();
+    assert!(decoded.success());
+    let said = lab.path("curl.log");
+    // An upload that never ends.
+    let mut upload = Command::new("curl")
+        .args([
+            "--silent",
+            "--verbose",
+            "--proxytunnel",
+            "--noproxy",
+            "",
+            "--proxy",
+            &proxy,
+            "--proxy-cacert",
+        ])
+        .arg(lab.cloud.data_dir.join("connect/ca.pem"))
+        .arg("--proxy-cert")
+        .arg(&client)
+        .arg("--proxy-key")
+        .arg(&client)
+        .args(["--upload-file", "-", &format!("http://node-b:{}/", fleet.bergen.port)])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::fs::File::create(&said).unwrap())
+        .spawn()
+        .unwrap();
+    let log = || std::fs::read_to_string(&said).unwrap_or_default();
+    let is_sending = || log().contains("PUT / HTTP/1.1").then_some(());
+    wait_for("the upload goes on", is_sending).unwrap_or_else(|error| panic!("{error}\n{}", log()));
+    let listed = lab.run(&["kubeconfig", "--list"]);
+    let row = listed.lines().find(|line| line.contains("bob")).unwrap();
+    assert!(upload.try_wait().unwrap().is_none(), "{}", log());
+    lab.run(&["revoke", "--certificate", row.split_whitespace().next().unwrap()]);
+    // The cloud says so: curl, which waits for its input, does not look at the connection.
+    let is_cut =
+        || lab.cloud.process.log().contains("certificate of a CONNECT client is not valid").then_some(());
+    let ended = wait_for("the connection ends", is_cut);
+    let _ = upload.kill();
+    let _ = upload.wait();
+    ended.unwrap_or_else(|error| panic!("{error}\n{}", log()));
+}
+
+#[test]
 fn a_node_is_reached_as_soon_as_its_edge_has_returned() {
     for transport in ["quic", "tcp"] {
         let mut fleet = Fleet::start(&[]);

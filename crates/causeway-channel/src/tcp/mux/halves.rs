@@ -119,10 +119,12 @@ impl Mux {
         }
         self.committed -= stream.recv.committed();
         stream.recv.stopped = Some(code);
+        let unread = stream.recv.queue.len();
         stream.recv.queue.clear();
         if stream.recv.state == RecvState::Open && self.ended.is_none() {
             self.outgoing.push_stop(id, code);
         }
+        self.give_back(unread);
     }
 
     /// Ready with the code once the peer has stopped the direction, or when the link ends.
@@ -151,8 +153,10 @@ impl Mux {
     ) -> Poll<Result<Option<T>, StreamFailure>> {
         let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(StreamFailure::Over)) };
         let recv = &mut stream.recv;
-        if recv.stopped.is_some() {
-            return Poll::Ready(Err(StreamFailure::Over));
+        match recv.stopped {
+            Some(code) if recv.is_cut => return Poll::Ready(Err(StreamFailure::Reset(code))),
+            Some(_) => return Poll::Ready(Err(StreamFailure::Over)),
+            None => {}
         }
         if recv.queue.is_empty() {
             return match (recv.state, &self.ended) {
@@ -167,7 +171,9 @@ impl Mux {
         }
         let before = recv.queue.len();
         let taken = take(&mut recv.queue);
-        self.committed -= (before - recv.queue.len()) as u64;
+        let read = before - recv.queue.len();
+        self.committed -= read as u64;
+        self.give_back(read);
         self.grant(id, now);
         Poll::Ready(Ok(Some(taken)))
     }

@@ -160,7 +160,17 @@ impl Mux {
         let before = recv.committed();
         recv.outstanding =
             recv.outstanding.checked_sub(length as u64).ok_or("more data than credit was given")?;
-        if recv.stopped.is_none() {
+        let has_room = match &mut self.share {
+            Some(_) if recv.stopped.is_some() => true,
+            // The control stream is always read, and must not end because of other streams.
+            Some(share) if stream.class == StreamPriority::Urgent => {
+                share.take_always(length as u64);
+                true
+            }
+            Some(share) => share.take(length as u64),
+            None => true,
+        };
+        if recv.stopped.is_none() && has_room {
             push(&mut recv.queue);
             self.wakes.extend(recv.reader.take());
         }
@@ -168,10 +178,24 @@ impl Mux {
             recv.state = RecvState::Finished;
         }
         self.committed = self.committed - before + recv.committed();
+        if !has_room {
+            self.cut(id);
+        }
         if fin {
             self.settle(id);
         }
         Ok(())
+    }
+
+    /// Ends a stream for whose bytes the budget of the peer has no room, at both ends. Its unread bytes are dropped.
+    fn cut(&mut self, id: u32) {
+        self.stats.streams_refused += 1;
+        self.stop(id, ResetCode::Limit);
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.recv.is_cut = true;
+            self.wakes.extend(stream.recv.reader.take());
+        }
+        self.reset(id, ResetCode::Limit);
     }
 
     fn handle_reset(&mut self, id: u32, code: ResetCode) -> Result<(), &'static str> {
@@ -182,8 +206,10 @@ impl Mux {
         }
         self.committed -= recv.committed();
         recv.state = RecvState::Reset(code);
+        let unread = recv.queue.len();
         recv.queue.clear();
         self.wakes.extend(recv.reader.take());
+        self.give_back(unread);
         self.settle(id);
         Ok(())
     }

@@ -137,6 +137,8 @@ pub struct RecvHalf {
     kept_up: bool,
     /// This end has stopped the direction; further bytes are discarded.
     pub stopped: Option<ResetCode>,
+    /// Stopped by the link itself: the reader is told.
+    pub is_cut: bool,
     pub held: bool,
     pub reader: Option<Waker>,
 }
@@ -155,6 +157,7 @@ impl RecvHalf {
             granted_at: None,
             kept_up: false,
             stopped: None,
+            is_cut: false,
             held: true,
             reader: None,
         }

@@ -222,6 +222,45 @@ fn a_thousand_stuck_streams_stay_within_the_bound_and_one_more_moves() {
 }
 
 #[test]
+fn links_of_one_peer_share_the_bound_of_their_unread_bytes() {
+    let max = 3 * u64::from(INITIAL_CREDIT) + 1000;
+    let budget = ReceiveBudget::new(max);
+    let (mut one, mut other) = (Pair::new(), Pair::new());
+    for pair in [&mut one, &mut other] {
+        pair.cloud.mux.admit(Some(&budget));
+    }
+    let stuck: Vec<u32> = (0..3).map(|_| one.stream()).collect();
+    for id in &stuck {
+        one.edge.write_all(*id);
+    }
+    one.settle();
+    assert_eq!(budget.used_bytes(), max - 1000);
+
+    let (control, cut) = (other.stream(), other.stream());
+    other.cloud.mux.set_class(control, StreamPriority::Urgent);
+    other.edge.write_all(cut);
+    other.settle();
+    assert!(budget.used_bytes() <= max, "{}", budget.used_bytes());
+    let limit = Err(StreamFailure::Reset(ResetCode::Limit));
+    assert_eq!(other.cloud.read(cut, 100, other.now), Poll::Ready(limit.clone().map(|()| None)));
+    assert!(matches!(other.cloud.write(cut, b"x"), Poll::Ready(Err(_))));
+    assert_eq!(other.edge.write(cut, b"more"), Poll::Ready(limit.clone().map(|()| 0)));
+    assert_eq!(other.edge.read(cut, 100, other.now), Poll::Ready(limit.map(|()| None)));
+    // The control stream goes on, and so does everything once the bytes were read.
+    other.edge.write_all(control);
+    other.settle();
+    assert_eq!(other.cloud.read_all(control, other.now), INITIAL_CREDIT as usize);
+    assert_eq!(one.cloud.read_all(stuck[0], one.now), INITIAL_CREDIT as usize);
+    let again = other.stream();
+    assert_eq!(other.edge.write(again, &[7; 10_000]), Poll::Ready(Ok(10_000)));
+    other.settle();
+    assert_eq!(other.cloud.read_all(again, other.now), 10_000);
+    assert_eq!((one.ended(), other.ended()), ((None, None), (None, None)));
+    drop((one, other));
+    assert_eq!(budget.used_bytes(), 0);
+}
+
+#[test]
 fn a_reset_a_stop_and_a_dropped_half_reach_the_other_end() {
     let mut pair = Pair::new();
     let id = pair.stream();
@@ -398,7 +437,7 @@ fn a_peer_that_is_not_admitted_opens_one_stream_and_its_datagrams_are_dropped() 
     feed(&mut cloud, &[open(1), Frame::Datagram(b"early")]);
     assert_eq!(cloud.mux.read_datagram(), Ok(None));
     assert_eq!((cloud.mux.stats().datagrams_dropped, cloud.mux.ended()), (1, None));
-    cloud.mux.admit();
+    cloud.mux.admit(None);
     feed(&mut cloud, &[open(3), open(5), Frame::Datagram(b"late")]);
     assert_eq!((cloud.mux.read_datagram().unwrap().unwrap(), cloud.mux.ended()), ("late".into(), None));
 

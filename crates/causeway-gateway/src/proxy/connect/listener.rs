@@ -183,10 +183,30 @@ async fn handshake(
             return tracing::debug!(client = %address, "TLS handshake at the CONNECT listener timed out");
         }
     };
-    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let denied = authorizer.admit(certificate).err();
-    serve(context, stream, ConnectCaller { address: Some(address), denied }).await;
+    let certificate =
+        stream.get_ref().1.peer_certificates().and_then(<[_]>::first).map(|shown| shown.clone().into_owned());
+    let denied = authorizer.admit(certificate.as_ref()).err();
+    let is_admitted = denied.is_none();
+    let revoked = async {
+        let mut is_valid = is_admitted;
+        while is_valid {
+            tokio::time::sleep(RECHECK).await;
+            is_valid = authorizer.admit(certificate.as_ref()).is_ok();
+        }
+        if !is_admitted {
+            // Its refusals are answered.
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = revoked => tracing::info!(client = %address, "the certificate of a CONNECT client is not valid any more: its connections end"),
+        () = serve(context, stream, ConnectCaller { address: Some(address), denied }) => {}
+    }
 }
+
+/// Interval at which the certificate of a client is checked again. A connection to a node may last for days.
+const RECHECK: Duration = Duration::from_secs(2);
 
 /// An opened connection waits here until the 200 is sent.
 type Pending = Arc<Mutex<Option<(OnUpgrade, NodeConnection)>>>;

@@ -1,6 +1,9 @@
 //! Finds the flow of a packet, or lets it begin.
 
+use std::net::IpAddr;
 use std::time::{Instant, SystemTime};
+
+use ipnet::IpNet;
 
 use super::peers::PeerTable;
 use crate::tun::admission::{self, FlowRefusal, FlowRight, FlowStart};
@@ -42,6 +45,14 @@ pub fn admit(
     now: Instant,
 ) -> Result<(usize, bool), NotAdmitted> {
     let Arrival { bytes, packet, direction, from, count } = *arrival;
+    if let Some(peer) = from {
+        if !is_behind(plan, peers, peer, packet.source) {
+            return Err(NotAdmitted::Drop(DropReason::Spoofed));
+        }
+        if !plan.is_own_on_wire(packet.destination) {
+            return Err(NotAdmitted::Drop(DropReason::NoRoute));
+        }
+    }
     let key = match lookup(bytes, packet, direction, &plan.mappings) {
         Lookup::Flow(key) => key,
         Lookup::Fragment(fragment) => {
@@ -86,6 +97,18 @@ pub fn admit(
         begin(flows, plan, peers, &key, peer, arrival, now).map_err(|refusal| refused(refusal, peer))?;
     flow.count(direction, packet.length, count, &packet.transport, now);
     Ok((peer, true))
+}
+
+/// Tells whether packets to an address are routed to this peer, so that the peer may send packets with this source. Networks
+/// may be nested: the inner one may be another gateway's, or a network of this site.
+fn is_behind(plan: &ForwardPlan, peers: &PeerTable, peer: usize, address: IpAddr) -> bool {
+    let longest = |networks: &[IpNet]| {
+        let containing = networks.iter().filter(|network| network.contains(&address));
+        containing.map(IpNet::prefix_len).max()
+    };
+    let own = longest(&plan.networks).max(longest(&plan.networks_on_wire));
+    let theirs = peers.get(peer).and_then(|peer| longest(&peer.planned.entry.networks));
+    peers.towards(address) == Some(peer) && theirs > own
 }
 
 /// Tells whether the packet is the first of a TCP connection: SYN without ACK (RFC 9293, 3.5).

@@ -156,13 +156,6 @@ impl Worker {
         peer.received.add(1, packet.length);
         self.counters.received.add(1, packet.length);
         let mtu = peer.mtu();
-        // As packets to this address are routed: networks may be nested, and the inner one may be another gateway's.
-        if self.peers.towards(packet.source) != Some(slot) {
-            return self.counters.drop(DropReason::Spoofed);
-        }
-        if !self.plan.is_own_on_wire(packet.destination) {
-            return self.counters.drop(DropReason::NoRoute);
-        }
         let arrival =
             Arrival { bytes, packet: &packet, direction: Direction::Inbound, from: Some(slot), count: 1 };
         match admit(&mut self.flows, &self.plan, &self.peers, &arrival, now) {

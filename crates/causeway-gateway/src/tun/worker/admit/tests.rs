@@ -23,6 +23,20 @@ struct Lab {
     now: Instant,
 }
 
+fn peer(site: &str, key: u8, network: &str) -> PlannedPeer {
+    let entry = TunnelPeerEntry {
+        gateway: format!("{site}-1").as_str().into(),
+        site: site.into(),
+        public_key: TunnelKey([key; 32]),
+        cipher: TunnelCipher::ChaCha20Poly1305,
+        endpoints: Vec::new(),
+        networks: vec![network.parse().unwrap()],
+        plain_wireguard: false,
+        relay: false,
+    };
+    PlannedPeer { entry, endpoints: Vec::new() }
+}
+
 impl Lab {
     fn new() -> Lab {
         let mut view = NetmapView::default();
@@ -49,18 +63,8 @@ impl Lab {
             ports: vec![PortRule { protocol: IpProtocol::Tcp, first: 443, last: 443 }],
         };
         view.policies.insert("web".into(), policy);
-        let entry = TunnelPeerEntry {
-            gateway: "rome-1".into(),
-            site: "rome".into(),
-            public_key: TunnelKey([1; 32]),
-            cipher: TunnelCipher::ChaCha20Poly1305,
-            endpoints: Vec::new(),
-            networks: vec!["10.2.0.0/16".parse().unwrap()],
-            plain_wireguard: false,
-            relay: false,
-        };
-        let planned = PlannedPeer { entry, endpoints: Vec::new() };
-        let plan = ForwardPlan::new(Arc::new(view), OwnSockets::default(), vec![planned]);
+        let peers = vec![peer("rome", 1, "10.2.0.0/16")];
+        let plan = ForwardPlan::new(Arc::new(view), OwnSockets::default(), peers);
         let (mut peers, now) = (PeerTable::default(), Instant::now());
         peers.follow(&plan, 1420, now);
         Lab { flows: FlowTable::new(16), plan, peers, now }
@@ -101,4 +105,41 @@ fn a_segment_that_looks_like_a_reply_opens_no_way_for_a_connection() {
     assert!(lab.passes(Direction::Inbound, (443, 22), false, true));
     assert!(!lab.passes(Direction::Inbound, (443, 22), true, false));
     assert!(!lab.passes(Direction::Inbound, (80, 22), false, true), "no policy allows port 80 of rome");
+}
+
+#[test]
+fn a_peer_with_an_outer_network_sends_nothing_from_a_nested_one() {
+    let mut lab = Lab::new();
+    let community = CommunityEntry {
+        name: "north".into(),
+        members: ["oslo", "rome", "bonn"].map(Into::into).to_vec(),
+        policies: None,
+    };
+    let mut view = (*lab.plan.view).clone();
+    view.communities.insert("north".into(), community);
+    // `rome` has all of 10.0.0.0/8, except what `bonn` and this site have in it.
+    let planned = vec![peer("rome", 1, "10.0.0.0/8"), peer("bonn", 2, "10.3.0.0/16")];
+    lab.plan = ForwardPlan::new(Arc::new(view), OwnSockets::default(), planned);
+    lab.peers.follow(&lab.plan, 1420, lab.now);
+    let mut check = |site: &str, source: [u8; 4], passes: bool| {
+        let from = lab.peers.by_name(&format!("{site}-1").as_str().into());
+        let mut bytes = Vec::new();
+        PacketBuilder::ipv4(source, OSLO, 64).udp(4000, 53).write(&mut bytes, b"?").unwrap();
+        let packet = parse(&bytes).unwrap();
+        let direction = Direction::Inbound;
+        let arrival = Arrival { bytes: &bytes, packet: &packet, direction, from, count: 1 };
+        let admitted = admit(&mut lab.flows, &lab.plan, &lab.peers, &arrival, lab.now);
+        match admitted {
+            Ok(_) => assert!(passes, "{site} must not send from {source:?}"),
+            Err(NotAdmitted::Drop(DropReason::Spoofed)) => assert!(!passes, "{site} sends from {source:?}"),
+            Err(_) => panic!("{site} {source:?}: dropped for another reason"),
+        }
+    };
+    check("rome", [10, 9, 0, 1], true);
+    check("bonn", [10, 3, 0, 1], true);
+    check("rome", [10, 3, 0, 1], false);
+    check("bonn", [10, 9, 0, 1], false);
+    // An address of this very site.
+    check("rome", [10, 1, 0, 9], false);
+    check("rome", [192, 0, 2, 1], false);
 }
