@@ -7,7 +7,7 @@
 mod busy_refusal;
 mod client;
 mod datagrams;
-mod driver_home;
+mod driver_thread;
 mod path;
 pub(crate) mod server;
 pub(crate) mod socket;
@@ -32,7 +32,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use self::datagrams::{DatagramCounts, DatagramRouter};
-use self::driver_home::DriverHome;
+use self::driver_thread::DriverThread;
 use self::workarounds::observed_controller;
 use crate::link::{
     BudgetShare, CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits,
@@ -75,17 +75,17 @@ type IncomingStream = Pin<Box<dyn Future<Output = Option<(StreamHeader, Stream)>
 
 impl QuicLink {
     /// Wraps a connection whose handshake is complete.
-    fn new(connection: Connection, limits: LinkLimits, home: Arc<DriverHome>) -> QuicLink {
-        QuicLink::with(connection, limits, transport::STREAMS_AT_FIRST, home)
+    fn new(connection: Connection, limits: LinkLimits, driver: Arc<DriverThread>) -> QuicLink {
+        QuicLink::with(connection, limits, transport::STREAMS_AT_FIRST, driver)
     }
 
     /// Wraps an accepted connection, see `Link::admit`.
-    fn pending(connection: Connection, limits: LinkLimits, home: Arc<DriverHome>) -> QuicLink {
-        QuicLink::with(connection, limits, transport::STREAMS_BEFORE_ADMISSION, home)
+    fn pending(connection: Connection, limits: LinkLimits, driver: Arc<DriverThread>) -> QuicLink {
+        QuicLink::with(connection, limits, transport::STREAMS_BEFORE_ADMISSION, driver)
     }
 
-    fn with(connection: Connection, limits: LinkLimits, streams: u32, home: Arc<DriverHome>) -> QuicLink {
-        let counters = Arc::new(LinkCounters::new(streams.min(limits.streams_max), home));
+    fn with(connection: Connection, limits: LinkLimits, streams: u32, driver: Arc<DriverThread>) -> QuicLink {
+        let counters = Arc::new(LinkCounters::new(streams.min(limits.streams_max), driver));
         let incoming = Mutex::new(FuturesUnordered::new());
         let (closed_by_us, mailbox) = (OnceLock::new(), OnceLock::new());
         let router =
@@ -116,12 +116,12 @@ impl QuicLink {
         if self.0.counters.streams_allowed.fetch_max(allowed, Ordering::Relaxed) < allowed {
             self.0.connection.set_max_concurrent_bi_streams(VarInt::from_u32(allowed));
         }
-        self.0.counters.home.settle(LinkSide::Accepted);
+        self.0.counters.driver.settle(LinkSide::Accepted);
     }
 
     /// The I/O thread of the link, once it is admitted.
     pub fn runtime(&self) -> Option<&Handle> {
-        self.0.counters.home.runtime()
+        self.0.counters.driver.runtime()
     }
 
     /// See `Link::raise_receive_window`.
@@ -376,7 +376,7 @@ async fn read_header(recv: &mut quinn::RecvStream) -> Result<StreamHeader, Reset
 
 /// Counters that the halves of streams update, without keeping the link alive.
 struct LinkCounters {
-    home: Arc<DriverHome>,
+    driver: Arc<DriverThread>,
     created: Instant,
     /// Nanoseconds after `created`.
     heard: AtomicU64,
@@ -388,9 +388,9 @@ struct LinkCounters {
 }
 
 impl LinkCounters {
-    fn new(streams_allowed: u32, home: Arc<DriverHome>) -> LinkCounters {
+    fn new(streams_allowed: u32, driver: Arc<DriverThread>) -> LinkCounters {
         LinkCounters {
-            home,
+            driver,
             created: Instant::now(),
             heard: AtomicU64::default(),
             streams_open: AtomicU64::default(),

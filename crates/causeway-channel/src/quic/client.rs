@@ -11,7 +11,7 @@ use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{ClientConfig, ConnectionError, Endpoint, EndpointConfig, VarInt};
 
 use super::busy_refusal::{BusyRefusal, RetryTicket};
-use super::driver_home::{DriverHome, IoRuntime};
+use super::driver_thread::{DriverThread, IoRuntime};
 use super::path;
 use super::transport::{self, TransportConfigs};
 use super::{QuicLink, QuicOptions, link_closed, socket};
@@ -79,11 +79,11 @@ impl QuicClient {
             config.initial_dst_cid_provider(Arc::new(move || number.connection_id()));
         }
         // The server name is only a hint for load balancers; the verifier requires the cloud's own name.
-        let (home, connecting) =
-            DriverHome::of_new(|| self.endpoint.connect_with(config, address, CLOUD_NAME));
+        let (driver, connecting) =
+            DriverThread::of_new(|| self.endpoint.connect_with(config, address, CLOUD_NAME));
         let connection = connecting.map_err(|error| settings(&error))?.await.map_err(failed)?;
-        home.settle(LinkSide::Dialled);
-        Ok(QuicLink::new(connection, self.options.limits.clone(), home).into())
+        driver.settle(LinkSide::Dialled);
+        Ok(QuicLink::new(connection, self.options.limits.clone(), driver).into())
     }
 
     /// Moves all links to a new socket, for example after the machine's address has changed.

@@ -38,7 +38,7 @@ impl QuicSend {
 
     /// The I/O thread of the link.
     pub fn runtime(&self) -> Option<&Handle> {
-        self.open.counters.home.runtime()
+        self.open.counters.driver.runtime()
     }
 
     pub fn reset(&mut self, code: ResetCode) {

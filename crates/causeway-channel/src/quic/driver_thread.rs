@@ -26,25 +26,25 @@ type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The I/O thread of one connection, once it has one.
 #[derive(Debug, Default)]
-pub(super) struct DriverHome {
+pub(super) struct DriverThread {
     runtime: OnceLock<Handle>,
     chosen: Notify,
 }
 
 thread_local! {
-    /// The home of the connection that quinn is creating on this thread.
-    static NEXT_HOME: RefCell<Option<Arc<DriverHome>>> = const { RefCell::new(None) };
+    /// The `DriverThread` of the connection that quinn is creating on this thread.
+    static NEXT_DRIVER: RefCell<Option<Arc<DriverThread>>> = const { RefCell::new(None) };
 }
 
-impl DriverHome {
-    /// Runs `create`, which makes one connection; the connection gets this home.
-    pub(super) fn of_new<T>(create: impl FnOnce() -> T) -> (Arc<DriverHome>, T) {
-        let home = Arc::new(DriverHome::default());
-        NEXT_HOME.set(Some(home.clone()));
+impl DriverThread {
+    /// Runs `create`, which makes one connection; the connection gets the returned `DriverThread`.
+    pub(super) fn of_new<T>(create: impl FnOnce() -> T) -> (Arc<DriverThread>, T) {
+        let driver = Arc::new(DriverThread::default());
+        NEXT_DRIVER.set(Some(driver.clone()));
         let created = create();
         // quinn has taken it, unless it refused to make a connection.
-        NEXT_HOME.take();
-        (home, created)
+        NEXT_DRIVER.take();
+        (driver, created)
     }
 
     /// Moves the connection to an I/O thread. It stays where it is when no thread can be started.
@@ -66,21 +66,21 @@ impl DriverHome {
     }
 }
 
-/// Spawns a task of quinn on the current runtime. The task of a connection with a home moves there when it is known.
+/// Spawns a task of quinn on the current runtime. The task of a connection moves to its I/O thread when that is chosen.
 pub(super) fn spawn(task: Task) {
-    match NEXT_HOME.take() {
-        Some(home) => drop(tokio::spawn(run_until_settled(task, home))),
+    match NEXT_DRIVER.take() {
+        Some(driver) => drop(tokio::spawn(run_until_settled(task, driver))),
         None => drop(tokio::spawn(task)),
     }
 }
 
-async fn run_until_settled(mut task: Task, home: Arc<DriverHome>) {
+async fn run_until_settled(mut task: Task, driver: Arc<DriverThread>) {
     tokio::select! {
         biased;
-        () = home.chosen.notified() => {}
+        () = driver.chosen.notified() => {}
         () = &mut task => return,
     }
-    if let Some(runtime) = home.runtime() {
+    if let Some(runtime) = driver.runtime() {
         runtime.spawn(task);
     }
 }
@@ -138,7 +138,7 @@ impl Runtime for IoRuntime {
     }
 
     fn spawn(&self, task: Task) {
-        match NEXT_HOME.with_borrow(Option::is_some) {
+        match NEXT_DRIVER.with_borrow(Option::is_some) {
             true => spawn(task),
             // The task of the endpoint.
             false => drop(self.0.spawn(task)),
