@@ -270,12 +270,15 @@ async fn read(
         return respond::refusal(&status);
     }
     collection.touch();
-    if !collection.is_live() && context.pass.is_connected() {
-        // After a cut or a restart the copy is compared within a round trip or two.
+    if !collection.is_live() {
+        // Also without the cloud: a watch that begins now goes on when the link returns.
         if let Some(credential) = caller.credential.clone() {
             context.subscriptions.offer(&collection.scope, credential);
         }
-        collection.wait_live(CATCH_UP).await;
+        if context.pass.is_connected() {
+            // After a cut or a restart the copy is compared within a round trip or two.
+            collection.wait_live(CATCH_UP).await;
+        }
     }
     if let Some(revision) = context.written.wanted(caller.key(), &wanted.resource, Instant::now()) {
         collection.wait_revision(revision, OWN_WRITE).await;
