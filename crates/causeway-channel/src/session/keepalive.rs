@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Idle traffic below 3 MB a day as counted at the interface: 167 bytes each time, with the headers of Ethernet, and 0.4 MB
-/// of neighbour discovery. NAT entries for UDP, which live for 30 s and more, stay.
+/// About 169 bytes each time with the headers of Ethernet, 2.6 MB a day, beside 0.4 MB of neighbour discovery. The goal is
+/// 3 MB a day; `docs/benchmarks.md` has the measured figure. NAT entries for UDP, which live for 30 s and more, stay.
 pub const EVERY: Duration = Duration::from_millis(5600);
 /// With another replica available: a dead one is left within 5 s, of which 0.8 s are for dialling the next.
 /// Two packets each time, over QUIC less than 5 MB a day.

@@ -50,7 +50,7 @@ _causeway_with_names() {
     if [[ $word != -* ]]; then
         case ${COMP_WORDS[1]} in
             get|describe|delete) [[ $COMP_CWORD -ge 3 && ${COMP_WORDS[COMP_CWORD-1]} != -* ]] && kind=${COMP_WORDS[2]} ;;
-            revoke|drain) [[ $COMP_CWORD -eq 2 ]] && kind=egateways ;;
+            revoke) [[ $COMP_CWORD -eq 2 ]] && kind=egateways ;;
             doctor) [[ $COMP_CWORD -eq 2 ]] && kind=esites,egateways,eservices,eservers ;;
         esac
     fi
@@ -68,7 +68,7 @@ _causeway_with_names() {
     local kind=""
     case ${words[2]} in
         get|describe|delete) (( CURRENT >= 4 )) && [[ ${words[CURRENT-1]} != -* ]] && kind=${words[3]} ;;
-        revoke|drain) (( CURRENT == 3 )) && kind=egateways ;;
+        revoke) (( CURRENT == 3 )) && kind=egateways ;;
         doctor) (( CURRENT == 3 )) && kind=esites,egateways,eservices,eservers ;;
     esac
     if [[ -n $kind && $kind != -* && ${words[CURRENT]} != -* ]]; then
@@ -96,7 +96,7 @@ function __causeway_words
 end
 complete -c causeway -n "__fish_seen_subcommand_from get describe delete; and test (__causeway_words) -eq 2" -f -a "{kinds}"
 complete -c causeway -n "__fish_seen_subcommand_from get describe delete; and test (__causeway_words) -ge 3" -f -a "(__causeway_names (commandline -opc)[3])"
-complete -c causeway -n "__fish_seen_subcommand_from revoke drain; and test (__causeway_words) -eq 2" -f -a "(__causeway_names egateways)"
+complete -c causeway -n "__fish_seen_subcommand_from revoke; and test (__causeway_words) -eq 2" -f -a "(__causeway_names egateways)"
 complete -c causeway -n "__fish_seen_subcommand_from doctor; and test (__causeway_words) -eq 2" -f -a "(__causeway_names esites,egateways,eservices,eservers)"
 "#
     )
