@@ -213,6 +213,8 @@ fn every_list_of_the_edge_is_one_of_the_api_server() {
     let soak = std::env::var_os("CAUSEWAY_SOAK").is_some_and(|value| value == "1");
     let steps = if soak { 2_000 } else { 60 };
     let mut run = RandomRun::start(EdgeLab::start(), SeededRandom::for_test("random operations at the edge"));
+    // The right to watch is asked for while the cloud is there; without it, only what was allowed is allowed.
+    run.compare_watches();
     for _ in 0..steps {
         run.step();
     }
