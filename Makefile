@@ -6,7 +6,7 @@ CARGO ?= cargo
 SECONDS_PER_TARGET ?= 600
 NEXTEST := $(shell command -v cargo-nextest)
 
-.PHONY: demo test check tidy bench soak fuzz deny crds package package-test image image-test build-needs test-needs
+.PHONY: demo test check tidy bench soak fuzz deny crds package package-test image image-test release build-needs test-needs
 
 demo: build-needs               ## a cloud and two sites, the objects of examples/, and what crosses, live
 	$(CARGO) run --package causeway -- demo $(DEMO_ARGS)
@@ -53,6 +53,9 @@ image: build-needs              ## the container image from scratch, as target/p
 image-test: build-needs         ## builds the image from a debug build and runs a cloud in it (root, buildah)
 	$(CARGO) build --package causeway
 	deploy/image/test target/debug/causeway
+
+release: build-needs            ## package, tarball, bill of materials and checksums, in target/release-files/
+	deploy/release
 
 crds:                           ## writes deploy/crds/ from the types
 	UPDATE=1 $(CARGO) test --quiet --package causeway-api crd

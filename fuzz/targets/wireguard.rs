@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use causeway_gateway::tun::cipher::TransportCipher;
 use causeway_gateway::tun::noise::{MacKeys, StaticKeys, read_initiation, receiver_index};
-use causeway_gateway::tun::path_monitor::ProbeMessage;
+use causeway_gateway::tun::peer_message::PeerMessage;
 use causeway_gateway::tun::session::PeerSession;
 use libfuzzer_sys::fuzz_target;
 
@@ -17,10 +17,10 @@ static KEYS: LazyLock<StaticKeys> = LazyLock::new(|| StaticKeys::from_private([7
 fuzz_target!(|data: &[u8]| {
     let now = Instant::now();
     let macs = MacKeys::of(KEYS.public());
-    let _ = (macs.check(data), macs.check_cookie(data, &[1; 16]), receiver_index(data), ProbeMessage::read(data));
+    let _ = (macs.check(data), macs.check_cookie(data, &[1; 16]), receiver_index(data), PeerMessage::read(data));
     assert!(macs.read_cookie(data, &[1; 16]).is_none());
     assert!(read_initiation(&KEYS, data).is_err());
-    let mut session = PeerSession::new([9; 32], TransportCipher::ChaCha20Poly1305, None);
+    let mut session = PeerSession::new([9; 32], TransportCipher::ChaCha20Poly1305);
     session.handle_cookie(data, now);
     assert!(!session.handle_response(data, now));
     assert!(session.open(&mut data.to_vec(), now).is_err());

@@ -1,7 +1,7 @@
 //! Chores of the repository, run as `cargo xtask COMMAND`.
 //!
 //! `tidy` checks the conventions that a machine can check; it changes nothing. `benchmarks FILE` writes the figures of a run into
-//! `docs/benchmarks.md`.
+//! `docs/benchmarks.md`. `sbom` prints the bill of materials of the binary.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -11,6 +11,7 @@ mod doc_names;
 mod files;
 mod language;
 mod paths;
+mod sbom;
 mod type_names;
 
 use std::path::PathBuf;
@@ -27,8 +28,15 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
+        ["sbom"] => match sbom::write(&root()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("sbom: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
         _ => {
-            eprintln!("usage: cargo xtask tidy, or cargo xtask benchmarks FILE");
+            eprintln!("usage: cargo xtask tidy, cargo xtask sbom, or cargo xtask benchmarks FILE");
             ExitCode::from(2)
         }
     }

@@ -83,9 +83,9 @@ impl Edge {
                         self.events.note_failed(self.number, "abandoned: no answer in time", false);
                         attempt = None;
                     }
-                    SupervisorAction::Ping { nonce, .. } => {
+                    SupervisorAction::Ping { .. } => {
                         self.events.idle.note_ping();
-                        say(&mut session, Ping { nonce });
+                        say(&mut session, Ping::default());
                     }
                     // It has no streams of other peers that could continue.
                     SupervisorAction::Linger { link, .. } | SupervisorAction::Close { link, .. } => {

@@ -125,4 +125,6 @@ fn printer_columns(kind: Kind) -> Vec<Value> {
 }
 
 #[cfg(test)]
+mod pages;
+#[cfg(test)]
 mod tests;

@@ -58,6 +58,7 @@ pub fn authorize(identity: &Identity, wish: &RequestedAccess<'_>) -> Result<(), 
                 (true, _) => Err(AccessDenied("a gateway only reads itself; the cloud writes its status")),
             }
         }
+        (Role::Delegated, _) => Err(AccessDenied("the cluster decides on objects of the API group alone")),
         (Role::Unprivileged, _) => Err(AccessDenied("the user is in no group that gives rights here")),
         (Role::Gateway { .. }, _) => Err(AccessDenied("a gateway only has access to itself")),
         (Role::Viewer, RequestedAccess::Foreign) => Err(AccessDenied("there is no such resource here")),

@@ -21,8 +21,9 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use tokio_util::sync::CancellationToken;
 
-use crate::authorize::{RequestedAccess, authorize};
+use crate::authorize::{AccessDenied, RequestedAccess, authorize};
 use crate::console::sessions::ConsoleSessions;
+use crate::delegate::{AccessDelegate, DelegatedDecision};
 use crate::limits::failures::AuthFailures;
 use crate::limits::watches::{WatchLimits, WatchPermit};
 use crate::limits::{ApiLimits, RequestPermit, RequestQueue};
@@ -33,8 +34,8 @@ use crate::request::{self, ApiRequest, HealthProbe, ObjectVerb, ReviewRequest};
 use crate::respond::{self, Body};
 use crate::watch::RenderContext;
 use crate::{
-    ActionBody, ActionRequest, Actions, AdminAudit, Authenticator, Identity, Registry, documents, errors,
-    impersonate, review,
+    ActionBody, ActionRequest, Actions, AdminAudit, Authenticator, Identity, Registry, Role, documents,
+    errors, impersonate, review,
 };
 use act::Act;
 
@@ -45,6 +46,7 @@ pub use authenticate::RequestPeer;
 pub struct Handler {
     pub registry: Arc<Registry>,
     pub authenticator: Arc<dyn Authenticator>,
+    pub delegate: Option<Arc<dyn AccessDelegate>>,
     pub actions: Arc<dyn Actions>,
     pub admin_audit: Arc<dyn AdminAudit>,
     pub readiness: Readiness,
@@ -132,7 +134,9 @@ impl Handler {
         {
             return Ok(self.probe(probe, verbose));
         }
-        if let Ok(ApiRequest::Console(what)) = &ask {
+        if let Ok(ApiRequest::Console(what)) = &ask
+            && self.delegate.is_none()
+        {
             return self.console(caller, head, what, body).await;
         }
         let Authenticated { identity: caller, stop } = self.identify(caller, head).await?;
@@ -152,7 +156,7 @@ impl Handler {
             act.impersonates(&identity.user);
         }
         let ask = ask?;
-        self.allow(&identity, &ask, &head.method)?;
+        self.allow(&identity, &ask, &head.method).await?;
         let asking = Asking { head, accept: request::accept(&head.headers), identity, caller, user, stop };
         let ask = match ask {
             // A watch takes no permit: it may last for an hour.
@@ -185,9 +189,28 @@ impl Handler {
         })
     }
 
-    fn allow(&self, identity: &Identity, ask: &ApiRequest, method: &Method) -> Result<(), Status> {
+    async fn allow(&self, identity: &Identity, ask: &ApiRequest, method: &Method) -> Result<(), Status> {
         let wish = ask.wish(method);
-        authorize(identity, &wish).map_err(|denied| {
+        let allowed = match (&self.delegate, ask) {
+            (Some(delegate), ApiRequest::Object(object)) if identity.role == Role::Delegated => {
+                match delegate.review(identity, object.resource.version, &wish).await {
+                    DelegatedDecision::Allowed => Ok(()),
+                    DelegatedDecision::Denied => Err(AccessDenied("the cluster does not allow it")),
+                    DelegatedDecision::Unavailable(reason) => {
+                        tracing::warn!(
+                            reason,
+                            "the cluster cannot be asked for a decision; the client gets 503"
+                        );
+                        return Err(Status::unavailable(
+                            "the cluster cannot be asked for its decision right now",
+                            1,
+                        ));
+                    }
+                }
+            }
+            _ => authorize(identity, &wish),
+        };
+        allowed.map_err(|denied| {
             self.metrics.rejected("forbidden");
             let (action, name) = match &wish {
                 RequestedAccess::Object { verb, kind, name, .. } => {

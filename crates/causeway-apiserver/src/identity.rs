@@ -30,6 +30,8 @@ pub enum Role {
     /// A user in no group that gives rights. Only impersonation makes it: a credential without a role is
     /// refused.
     Unprivileged,
+    /// A user whom a front proxy named. Access to objects is decided by the `AccessDelegate` of the server.
+    Delegated,
     /// The request has no credential. Only the server itself makes this role.
     Anonymous,
 }

@@ -10,6 +10,7 @@
 pub mod actions;
 pub mod admin_audit;
 pub mod clock;
+pub mod delegate;
 pub mod gateway_stats;
 pub mod identity;
 

@@ -143,7 +143,7 @@ fn rules(identity: &Identity, body: &Value) -> Value {
             { "verbs": ["get"], "apiGroups": groups, "resources": ["egateways", "egateways/status"],
               "resourceNames": [gateway] },
         ]),
-        Role::Unprivileged | Role::Anonymous => json!([]),
+        Role::Delegated | Role::Unprivileged | Role::Anonymous => json!([]),
     };
     let probes = ["/healthz", "/livez", "/readyz", "/version"];
     let descriptions = ["/api", "/api/*", "/apis", "/apis/*", "/openapi/*"];
@@ -156,7 +156,7 @@ fn rules(identity: &Identity, body: &Value) -> Value {
                 json!({ "verbs": ["get"], "nonResourceURLs": ["/causeway/v1/status", "/causeway/v1/audit"] }),
             );
         }
-        Role::Gateway { .. } | Role::Unprivileged => {
+        Role::Gateway { .. } | Role::Delegated | Role::Unprivileged => {
             paths.push(json!({ "verbs": ["get"], "nonResourceURLs": descriptions }));
         }
         Role::Anonymous => {}

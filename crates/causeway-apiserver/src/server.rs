@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::console::sessions::ConsoleSessions;
+use crate::delegate::AccessDelegate;
 use crate::handle::{Handler, RequestPeer};
 use crate::limits::failures::AuthFailures;
 use crate::limits::sources::Sources;
@@ -52,6 +53,8 @@ pub struct ApiServerParts {
     /// its ALPN protocols should be `h2` and `http/1.1`, and client certificates optional.
     pub tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
     pub limits: ApiLimits,
+    /// Set for a server behind a front proxy, which accepts no other callers.
+    pub delegate: Option<Arc<dyn AccessDelegate>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +95,7 @@ impl ApiServer {
             }),
             registry: parts.registry,
             authenticator: parts.authenticator,
+            delegate: parts.delegate,
             actions: parts.actions,
             admin_audit: parts.admin_audit,
             readiness: parts.readiness,

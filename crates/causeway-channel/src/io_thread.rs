@@ -1,5 +1,4 @@
-//! I/O threads for TCP links. A link over TCP, its streams and the connections that use them run on one
-//! thread.
+//! I/O threads. A link, its streams and the connections that use them run on one thread.
 //!
 //! A small request passes through several tasks of a gateway: the connection's, the link's, and back. On a
 //! work-stealing runtime each step may wake another thread, which costs more than the step. On one thread no
@@ -9,6 +8,7 @@
 
 mod busy_poll;
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,8 +41,23 @@ pub fn bring(stream: TcpStream, runtime: &Handle) -> io::Result<TcpStream> {
     TcpStream::from_std(stream)
 }
 
+/// The threads that have been started.
+pub fn started() -> Vec<Handle> {
+    RUNTIMES.lock_ignoring_poison().clone()
+}
+
+static RUNTIMES: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
+
+thread_local! {
+    static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// The number of this thread if it is an I/O thread.
+pub fn current() -> Option<usize> {
+    CURRENT.get()
+}
+
 fn runtime(number: usize) -> io::Result<Handle> {
-    static RUNTIMES: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
     let mut runtimes = RUNTIMES.lock_ignoring_poison();
     while runtimes.len() <= number {
         let handle = start(runtimes.len())?;
@@ -54,9 +69,10 @@ fn runtime(number: usize) -> io::Result<Handle> {
 fn start(number: usize) -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
-    thread::Builder::new()
-        .name(format!("traffic-{number}"))
-        .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+    thread::Builder::new().name(format!("traffic-{number}")).spawn(move || {
+        CURRENT.set(Some(number));
+        runtime.block_on(std::future::pending::<()>())
+    })?;
     handle.spawn(busy_poll::keep());
     Ok(handle)
 }

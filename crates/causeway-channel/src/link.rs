@@ -415,7 +415,10 @@ impl Link {
     /// `None`: any thread.
     pub fn runtime(&self) -> Option<Handle> {
         match &self.inner {
-            LinkInner::Quic(_) => self.secondary.as_ref()?.runtime(),
+            LinkInner::Quic(link) => {
+                let secondary = self.secondary.as_ref().and_then(|secondary| secondary.runtime());
+                secondary.or_else(|| link.runtime().cloned())
+            }
             LinkInner::Tcp(link) => Some(link.runtime().clone()),
         }
     }
@@ -465,7 +468,7 @@ impl Stream {
     /// Runtime of its link, see `Link::runtime`.
     pub fn runtime(&self) -> Option<&Handle> {
         match &self.send.0 {
-            SendInner::Quic(_) => None,
+            SendInner::Quic(send) => send.runtime(),
             SendInner::Tcp(send) => Some(send.runtime()),
         }
     }

@@ -7,6 +7,7 @@
 mod busy_refusal;
 mod client;
 mod datagrams;
+mod driver_thread;
 mod path;
 pub(crate) mod server;
 pub(crate) mod socket;
@@ -26,15 +27,17 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use quinn::{Connection, ConnectionError, SendDatagramError, VarInt};
 use rustls_pki_types::CertificateDer;
+use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use self::datagrams::{DatagramCounts, DatagramRouter};
+use self::driver_thread::DriverThread;
 use self::workarounds::observed_controller;
 use crate::link::{
     BudgetShare, CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits,
-    LinkStats, PREFIX_BYTES, PathStats, ReceiveBudget, ResetCode, Stream, StreamError, StreamHeader,
-    StreamPurpose,
+    LinkSide, LinkStats, PREFIX_BYTES, PathStats, ReceiveBudget, ResetCode, Stream, StreamError,
+    StreamHeader, StreamPurpose,
 };
 use crate::wire::datagrams::{NUMBER_BYTES_MAX, OF_THE_LINK, WELCOME, beside};
 use causeway_api::sync::MutexExt;
@@ -72,17 +75,17 @@ type IncomingStream = Pin<Box<dyn Future<Output = Option<(StreamHeader, Stream)>
 
 impl QuicLink {
     /// Wraps a connection whose handshake is complete.
-    fn new(connection: Connection, limits: LinkLimits) -> QuicLink {
-        QuicLink::with(connection, limits, transport::STREAMS_AT_FIRST)
+    fn new(connection: Connection, limits: LinkLimits, driver: Arc<DriverThread>) -> QuicLink {
+        QuicLink::with(connection, limits, transport::STREAMS_AT_FIRST, driver)
     }
 
     /// Wraps an accepted connection, see `Link::admit`.
-    fn pending(connection: Connection, limits: LinkLimits) -> QuicLink {
-        QuicLink::with(connection, limits, transport::STREAMS_BEFORE_ADMISSION)
+    fn pending(connection: Connection, limits: LinkLimits, driver: Arc<DriverThread>) -> QuicLink {
+        QuicLink::with(connection, limits, transport::STREAMS_BEFORE_ADMISSION, driver)
     }
 
-    fn with(connection: Connection, limits: LinkLimits, streams: u32) -> QuicLink {
-        let counters = Arc::new(LinkCounters::new(streams.min(limits.streams_max)));
+    fn with(connection: Connection, limits: LinkLimits, streams: u32, driver: Arc<DriverThread>) -> QuicLink {
+        let counters = Arc::new(LinkCounters::new(streams.min(limits.streams_max), driver));
         let incoming = Mutex::new(FuturesUnordered::new());
         let (closed_by_us, mailbox) = (OnceLock::new(), OnceLock::new());
         let router =
@@ -113,6 +116,12 @@ impl QuicLink {
         if self.0.counters.streams_allowed.fetch_max(allowed, Ordering::Relaxed) < allowed {
             self.0.connection.set_max_concurrent_bi_streams(VarInt::from_u32(allowed));
         }
+        self.0.counters.driver.settle(LinkSide::Accepted);
+    }
+
+    /// The I/O thread of the link, once it is admitted.
+    pub fn runtime(&self) -> Option<&Handle> {
+        self.0.counters.driver.runtime()
     }
 
     /// See `Link::raise_receive_window`.
@@ -367,6 +376,7 @@ async fn read_header(recv: &mut quinn::RecvStream) -> Result<StreamHeader, Reset
 
 /// Counters that the halves of streams update, without keeping the link alive.
 struct LinkCounters {
+    driver: Arc<DriverThread>,
     created: Instant,
     /// Nanoseconds after `created`.
     heard: AtomicU64,
@@ -378,8 +388,9 @@ struct LinkCounters {
 }
 
 impl LinkCounters {
-    fn new(streams_allowed: u32) -> LinkCounters {
+    fn new(streams_allowed: u32, driver: Arc<DriverThread>) -> LinkCounters {
         LinkCounters {
+            driver,
             created: Instant::now(),
             heard: AtomicU64::default(),
             streams_open: AtomicU64::default(),

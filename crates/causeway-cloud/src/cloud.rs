@@ -35,6 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::actions::CloudActions;
 use crate::admin_journal::{self, AdminJournal};
+use crate::aggregated_api::{self, AggregatedApiConfig, AggregatedApiError, ClusterDelegate, FrontProxyOnly};
 use crate::audit::AuditJournal;
 use crate::audit_export::{AuditExport, AuditExportConfig};
 use crate::bootstrap;
@@ -95,6 +96,8 @@ pub struct CloudConfig {
     pub drain: Duration,
     /// The kubeconfig of the cluster whose API edges have a copy of; None: no cluster.
     pub kubernetes: Option<PathBuf>,
+    /// The listener for the kube-apiserver of a cluster that registers this API as its own; None: not served.
+    pub aggregated_api: Option<AggregatedApiConfig>,
     /// The settings of the cloud's own gateway.
     pub gateway: causeway_gateway::GatewayOptions,
     /// The effective configuration, without secrets, for the admin dump.
@@ -117,6 +120,8 @@ pub enum CloudError {
     First(RegistryError),
     #[error("the cluster of --kubernetes cannot be used")]
     Kubernetes(#[from] causeway_apicache::upstream::cluster::ClusterError),
+    #[error("the aggregated API cannot be served")]
+    AggregatedApi(#[from] AggregatedApiError),
     #[error("{0} ended unexpectedly")]
     Ended(&'static str),
 }
@@ -129,6 +134,8 @@ pub struct Addresses {
     pub admin: SocketAddr,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connect: Option<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aggregated: Option<SocketAddr>,
     pub pid: u32,
 }
 
@@ -146,6 +153,7 @@ pub struct Cloud {
     channel: ChannelServer,
     connect: ConnectListeners,
     api: ApiServer,
+    aggregated_api: Option<ApiServer>,
     admin: AdminServer,
     controllers: Controllers,
     readiness: Readiness,
@@ -159,6 +167,7 @@ struct Listeners {
     channel: PortSockets,
     admin: TcpListener,
     connect: Option<TcpListener>,
+    aggregated: Option<TcpListener>,
 }
 
 /// The persistent parts: the logs, the store, identity and the objects.
@@ -216,6 +225,8 @@ impl Cloud {
         let kubernetes = kubernetes::open(start.config.kubernetes.as_deref(), &base.registry).await?;
         let channel = start.channel_server(listeners.channel, &base, &traffic, kubernetes)?;
         let connect = ConnectListeners::open(&start.data_dir, listeners.connect, &base.registrar);
+        let aggregated_api =
+            start.aggregated_api(listeners.aggregated, &base, &traffic, stats.clone()).await?;
         let api = start.api_server(listeners.api, &base, &traffic, stats)?;
         let admin = start.admin_server(listeners.admin, &traffic)?;
         let controllers = start.controllers(&base, &traffic, recorded_events);
@@ -227,6 +238,7 @@ impl Cloud {
             channel,
             connect,
             api,
+            aggregated_api,
             admin,
             controllers,
             readiness: start.readiness,
@@ -265,6 +277,9 @@ impl Cloud {
         let Traffic { netmaps, sessions, fleet, gateway, netmap_follower, records, .. } = self.traffic;
         let (tunnel_reports, tunnel_holder) = (self.traffic.tunnel_reports, self.traffic.tunnel_holder);
         front.spawn(named("the API server", Box::pin(self.api.run(callers.clone()))));
+        if let Some(aggregated) = self.aggregated_api {
+            front.spawn(named("the aggregated API", Box::pin(aggregated.run(callers.clone()))));
+        }
         let (running, token) = (gateway.clone(), callers.clone());
         // Traffic that ends with the gateway needs the sessions for its last bytes.
         let carried = carriers.clone().drop_guard();
@@ -375,13 +390,19 @@ impl Listeners {
                 Some(address) => Some(listen("connect", address).await?),
                 None => None,
             },
+            aggregated: match &config.aggregated_api {
+                Some(aggregated) => Some(listen("aggregated", aggregated.listen).await?),
+                None => None,
+            },
         })
     }
 
     fn addresses(&self, config: &CloudConfig) -> Result<Addresses, CloudError> {
         let connect = self.connect.as_ref().map(TcpListener::local_addr).transpose();
+        let aggregated = self.aggregated.as_ref().map(TcpListener::local_addr).transpose();
         Ok(Addresses {
             connect: connect.map_err(bind_error("connect", config.connect.unwrap_or(config.api)))?,
+            aggregated: aggregated.map_err(bind_error("aggregated", config.api))?,
             api: self.api.local_addr().map_err(bind_error("api", config.api))?,
             channel: self.channel.local_addr(),
             admin: self.admin.local_addr().map_err(bind_error("admin", config.admin))?,
@@ -568,6 +589,36 @@ impl Start {
         traffic: &Traffic,
         stats: Arc<FleetStats>,
     ) -> Result<ApiServer, CloudError> {
+        let parts = self.api_parts(base, traffic, stats);
+        ApiServer::on(listener, parts).map_err(bind_error("api", self.config.api))
+    }
+
+    /// The listener for a cluster's kube-apiserver, which names the callers; the cluster decides about their rights.
+    async fn aggregated_api(
+        &self,
+        listener: Option<TcpListener>,
+        base: &Base,
+        traffic: &Traffic,
+        stats: Arc<FleetStats>,
+    ) -> Result<Option<ApiServer>, CloudError> {
+        let (Some(listener), Some(config)) = (listener, &self.config.aggregated_api) else { return Ok(None) };
+        let tls = aggregated_api::server_tls(&config.request_header_ca, base.registrar.api_tls())?;
+        let delegate = ClusterDelegate::open(config).await?;
+        let parts = ApiServerParts {
+            authenticator: Arc::new(FrontProxyOnly),
+            tls: Some(tls),
+            delegate: Some(Arc::new(delegate)),
+            // The names of the metrics are those of the API; a second set of them would be an error for Prometheus.
+            metrics: new_metrics(),
+            // All callers come from the addresses of kube-apiserver.
+            limits: ApiLimits::default(),
+            ..self.api_parts(base, traffic, stats)
+        };
+        let server = ApiServer::on(listener, parts).map_err(bind_error("aggregated", config.listen))?;
+        Ok(Some(server))
+    }
+
+    fn api_parts(&self, base: &Base, traffic: &Traffic, stats: Arc<FleetStats>) -> ApiServerParts {
         let actions = CloudActions {
             registry: base.registry.clone(),
             registrar: base.registrar.clone(),
@@ -577,7 +628,7 @@ impl Start {
             gateway: traffic.gateway.clone(),
             netmaps: traffic.netmaps.clone(),
         };
-        let parts = ApiServerParts {
+        ApiServerParts {
             registry: base.registry.clone(),
             authenticator: base.registrar.clone(),
             actions: Arc::new(actions),
@@ -590,8 +641,8 @@ impl Start {
                 connections_per_address_max: self.config.api_connections_per_address,
                 ..ApiLimits::default()
             },
-        };
-        ApiServer::on(listener, parts).map_err(bind_error("api", self.config.api))
+            delegate: None,
+        }
     }
 
     fn admin_server(&self, listener: TcpListener, traffic: &Traffic) -> Result<AdminServer, CloudError> {
@@ -726,6 +777,9 @@ fn register_listeners(own: &OwnListeners, addresses: &Addresses) {
     own.keep("channel", Transport::Udp, addresses.channel);
     if let Some(connect) = addresses.connect {
         own.keep("connect", Transport::Tcp, connect);
+    }
+    if let Some(aggregated) = addresses.aggregated {
+        own.keep("aggregated", Transport::Tcp, aggregated);
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod actions;
 mod admin_journal;
+pub mod aggregated_api;
 mod audit;
 pub mod audit_export;
 mod bootstrap;

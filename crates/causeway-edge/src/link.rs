@@ -314,9 +314,9 @@ impl<'a> RunningKeeper<'a> {
                         self.report_problem("the cloud did not answer in time");
                     }
                 }
-                SupervisorAction::Ping { link, nonce } => {
+                SupervisorAction::Ping { link } => {
                     self.pending_ping.get_or_insert((link, Instant::now()));
-                    self.command(link, LinkCommand::Ask(Ping { nonce }.into()));
+                    self.command(link, LinkCommand::Ask(Ping::default().into()));
                 }
                 SupervisorAction::Rebind { .. } => {
                     if let Err(error) = self.dialer.rebind() {

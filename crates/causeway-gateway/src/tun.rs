@@ -27,7 +27,11 @@ pub mod replay;
 
 pub mod session;
 
+pub mod peer_message;
+
 pub mod path_monitor;
+
+pub mod path_selector;
 
 pub mod admission;
 
@@ -36,6 +40,8 @@ pub mod shares;
 pub mod flow;
 
 pub mod plan;
+
+pub mod route_table;
 
 pub mod counters;
 
@@ -124,7 +130,7 @@ impl Default for TunnelOptions {
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct TunnelState {
-    /// The name of the device. None: there is none, because the netmap has no peer or the kernel refused it.
+    /// The name of the device. None: there is none, because the netmap has no networks or the kernel refused it.
     pub device: Option<String>,
     pub listen: Option<SocketAddr>,
     pub peers: BTreeMap<String, TunnelPeerState>,
@@ -140,6 +146,11 @@ pub struct TunnelState {
 pub struct TunnelPeerState {
     pub endpoint: Option<SocketAddr>,
     pub path: PeerPath,
+    /// False: no packets of hosts cross, the peer tells this gateway its address.
+    pub carries_networks: bool,
+    /// The reason for which packets take no direct path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_direct: Option<String>,
     /// RFC 3339.
     pub last_handshake: Option<String>,
     pub rtt_us: Option<u64>,
@@ -315,17 +326,26 @@ impl Tunnel {
         let mtu = self.options.mtu.unwrap_or(MTU_DEFAULT);
         let socket = TunnelSocket::bind(self.options.listen)?;
         let listen = socket.local_addr()?;
-        let device = TunDevice::open(&self.options.device_name)?;
-        let mut interface = TunInterface::open(device.name(), u32::from(mtu)).await?;
+        let has_networks = has_networks(&netmaps.borrow());
+        let (device, mut interface) = match has_networks {
+            true => {
+                let device = TunDevice::open(&self.options.device_name)?;
+                let interface = TunInterface::open(device.name(), u32::from(mtu)).await?;
+                (Some(device), Some(interface))
+            }
+            false => (None, None),
+        };
         let _listener = self.options.own_listeners.register("tunnel", crate::dial::Transport::Udp, listen);
-        tracing::info!(device = device.name(), %listen, mtu, "layer 3 tunnel open");
+        let name = device.as_ref().map_or("none", TunDevice::name);
+        tracing::info!(device = name, %listen, mtu, "layer 3 tunnel open");
         let Some(keys) = self.keys.clone() else { return Ok(()) };
         let worker = Worker::new(self.shared.clone(), device, socket, keys, usize::from(mtu));
         self.shared.stopping.store(false, Ordering::Relaxed);
         let mut thread = WorkerThread::start(worker, self.shared.clone())?;
         loop {
             let view = netmaps.borrow_and_update().clone();
-            if view.tunnel_peers.is_empty() {
+            // The device comes and goes with the networks of this gateway.
+            if view.tunnel_peers.is_empty() || self::has_networks(&view) != has_networks {
                 self.report(Vec::new());
                 return thread.stop().await;
             }
@@ -335,7 +355,10 @@ impl Tunnel {
             let routes = plan.routes();
             self.shared.plan.store(Arc::new(plan));
             self.shared.wake();
-            self.report(interface.follow(&routes, source).await);
+            self.report(match &mut interface {
+                Some(interface) => interface.follow(&routes, source).await,
+                None => Vec::new(),
+            });
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return thread.stop().await,
@@ -381,6 +404,13 @@ impl Tunnel {
             changed
         });
     }
+}
+
+/// Tells whether packets of hosts cross here. The gateway of the cloud is a peer of every member of a community, and a
+/// member only if an ECommunity names it.
+fn has_networks(view: &NetmapView) -> bool {
+    let peers = || view.tunnel_peers.values().any(|peer| !peer.networks.is_empty());
+    view.gateway.as_ref().is_some_and(|gateway| !gateway.tunnel_networks.is_empty()) || peers()
 }
 
 /// The thread of a worker. It is stopped when this is dropped.

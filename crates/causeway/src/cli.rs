@@ -64,6 +64,8 @@ pub enum CliCommand {
 
 #[cfg(test)]
 mod flags;
+#[cfg(test)]
+mod reference;
 
 #[cfg(test)]
 mod tests {

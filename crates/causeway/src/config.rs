@@ -25,8 +25,8 @@ use crate::problem::ManifestProblem;
 pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer, TunnelLayer};
 pub use reload::{Applies, Change, changes};
 pub use values::{
-    AdvertisedEndpoint, CollectorUrl, DnsListen, NameServer, PresenceModeSetting, PresencePort, ProxySetting,
-    ServerName, StoreSetting, TransportSetting,
+    AdvertisedEndpoint, CollectorUrl, CommonName, DnsListen, NameServer, PresenceModeSetting, PresencePort,
+    ProxySetting, ServerName, StoreSetting, TransportSetting,
 };
 
 /// The role of a process.
@@ -115,6 +115,10 @@ pub struct CloudSettings {
     pub stream_window_bytes: Setting<NonZeroU32>,
     /// The kubeconfig of the cluster whose API edges have a copy of.
     pub kubernetes: Setting<Option<PathBuf>>,
+    /// The listener for kube-apiserver, and the certificate by which it is known.
+    pub aggregated: Setting<Option<std::net::SocketAddr>>,
+    pub requestheader_ca: Setting<Option<PathBuf>>,
+    pub requestheader_names: Setting<Vec<CommonName>>,
     pub drain: Setting<HumanDuration>,
 }
 
@@ -244,6 +248,9 @@ impl Config {
                 streams_max: pick!(defaults::STREAMS_MAX, cloud.streams_max),
                 stream_window_bytes: pick!(defaults::STREAM_WINDOW_BYTES, cloud.stream_window_bytes),
                 kubernetes: pick_optional!(cloud.kubernetes),
+                aggregated: pick_optional!(cloud.aggregated),
+                requestheader_ca: pick_optional!(cloud.requestheader_ca),
+                requestheader_names: pick!(Vec::new(), cloud.requestheader_names),
                 drain: pick!(defaults::DRAIN, cloud.drain),
             },
             edge: EdgeSettings {
@@ -298,6 +305,12 @@ impl Config {
         let mut listeners =
             vec![("api", cloud.api.value), ("channel", cloud.channel.value), ("admin", cloud.admin.value)];
         listeners.extend(cloud.connect.value.map(|address| ("connect", address)));
+        listeners.extend(cloud.aggregated.value.map(|address| ("aggregated", address)));
+        anyhow::ensure!(
+            cloud.aggregated.value.is_none()
+                || cloud.requestheader_ca.value.is_some() && cloud.kubernetes.value.is_some(),
+            "`aggregated` needs `requestheader-ca`, by which kube-apiserver is known, and `kubernetes`, the cluster that decides"
+        );
         for (number, (name, address)) in listeners.iter().enumerate() {
             for (other_name, other) in &listeners[number + 1..] {
                 let same = address.port() != 0 && address == other;
@@ -358,7 +371,9 @@ impl Config {
             "handshakes-per-address" => cloud.handshakes_per_address,
             "half-open-max" => cloud.half_open_max, "links-max" => cloud.links_max,
             "streams-max" => cloud.streams_max, "stream-window-bytes" => cloud.stream_window_bytes,
-            "kubernetes" => cloud.kubernetes, "drain" => cloud.drain,
+            "kubernetes" => cloud.kubernetes, "aggregated" => cloud.aggregated,
+            "requestheader-ca" => cloud.requestheader_ca, "requestheader-names" => cloud.requestheader_names,
+            "drain" => cloud.drain,
         );
         let edge = &self.edge;
         show!("edge",

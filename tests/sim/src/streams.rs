@@ -155,6 +155,8 @@ pub struct StreamsWorld {
     live_connections: Vec<usize>,
     live_streams: Vec<usize>,
     moves: u64,
+    /// The round trip of the path. A short one gets a TCP link with its first stream, a longer one after evidence.
+    rtt: Duration,
     /// Until when each path is cut: UDP, TCP.
     cut: [Option<Instant>; 2],
     /// When the next session begins, while there is none.
@@ -182,8 +184,10 @@ impl StreamsWorld {
             0 => TransportPreference::Speed,
             _ => TransportPreference::Auto,
         };
+        let rtt = Duration::from_millis([1, 20][random.below(2) as usize]);
         StreamsWorld {
             random,
+            rtt,
             start,
             now: start,
             policy: SecondaryPolicy::new(preference),
@@ -382,7 +386,7 @@ impl StreamsWorld {
         PathSample {
             ours: path(primary[EDGE]),
             theirs: path(primary[CLOUD]),
-            rtt: Duration::from_millis(1),
+            rtt: self.rtt,
             secondary_streams: streams.unwrap_or(0),
         }
     }
@@ -413,7 +417,7 @@ impl StreamsWorld {
     fn ping(&mut self) -> SecondaryAction {
         let Some(open) = self.driver.open else { return SecondaryAction::Wait };
         let link = self.connections[open].ends[EDGE].clone();
-        let rtt = Duration::from_millis(1);
+        let rtt = self.rtt;
         if let Some((number, at)) = self.driver.ping {
             let took = link.0.borrow_mut().pong(number).ok().flatten();
             if took.is_none() && self.now - at < PING_MAX {

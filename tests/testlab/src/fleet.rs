@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::causeway::{self, Process, Ran, addresses, daemon, finish, get, wait_for};
@@ -212,6 +212,14 @@ impl EdgeHost {
         let mut edge = EdgeHost { unit, environment: environment.iter().map(owned).collect() };
         edge.launch(&["--join", token])?;
         Ok(edge)
+    }
+
+    /// The state of the edge, as its admin port shows it.
+    pub fn debug(&self) -> Result<Value> {
+        let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, ADMIN_PORT));
+        let (code, body) = self.unit.host.inside(|| get(admin, "/debug"))?;
+        ensure!(code == 200, "the admin port of {} answers {code}", self.unit.name);
+        Ok(serde_json::from_str(&body)?)
     }
 
     /// After a kill: its data dir is enough.

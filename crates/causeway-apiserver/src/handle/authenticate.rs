@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Handler;
 use crate::console;
+use crate::delegate::remote_identity;
 use crate::{AuthFailure, Identity};
 
 /// The client of one connection.
@@ -43,6 +44,12 @@ impl Handler {
         caller: &RequestPeer,
         head: &http::request::Parts,
     ) -> Result<Authenticated, Status> {
+        if let Some(delegate) = &self.delegate {
+            let judged = delegate.front_proxy(&caller.certificates);
+            let identity = judged.and_then(|()| remote_identity(&head.headers));
+            let identity = identity.map_err(|failure| self.refuse(caller, "front proxy", &failure))?;
+            return Ok(Authenticated { identity: Arc::new(identity), stop: self.stop.clone() });
+        }
         let by_certificate = self.by_certificate(caller);
         let token = head.headers.get(header::AUTHORIZATION).map(|value| bearer(value.as_bytes()));
         // A browser adds certificates and cookies by itself, also to requests of other origins' pages.

@@ -85,7 +85,7 @@ fn describe(identity: &Identity) -> Value {
     let role = match identity.role {
         Role::Admin => "admin",
         Role::Viewer => "viewer",
-        Role::Gateway { .. } | Role::Unprivileged => "none",
+        Role::Gateway { .. } | Role::Delegated | Role::Unprivileged => "none",
         Role::Anonymous => return json!({"user": null, "role": null}),
     };
     json!({"user": identity.user, "role": role})

@@ -183,6 +183,7 @@ impl Lab {
             metrics: metrics.clone(),
             tls,
             limits,
+            delegate: None,
         };
         let server = ApiServer::bind("127.0.0.1:0".parse().unwrap(), parts).await.unwrap();
         let (addr, stop) = (server.local_addr(), CancellationToken::new());

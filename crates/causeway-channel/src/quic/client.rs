@@ -8,13 +8,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use quinn::crypto::rustls::QuicClientConfig;
-use quinn::{ClientConfig, ConnectionError, Endpoint, EndpointConfig, TokioRuntime, VarInt};
+use quinn::{ClientConfig, ConnectionError, Endpoint, EndpointConfig, VarInt};
 
 use super::busy_refusal::{BusyRefusal, RetryTicket};
+use super::driver_thread::{DriverThread, IoRuntime};
 use super::path;
 use super::transport::{self, TransportConfigs};
 use super::{QuicLink, QuicOptions, link_closed, socket};
-use crate::link::{CloseCode, Link, LinkClosed};
+use crate::link::{CloseCode, Link, LinkClosed, LinkSide};
 use crate::tls::CLOUD_NAME;
 
 /// A socket to dial from. Clones share it. Links stay open after the last clone is dropped.
@@ -50,7 +51,7 @@ impl QuicClient {
         let socket = any_socket(from)?;
         let mut config = EndpointConfig::default();
         transport::limit_packets(&mut config, &options).map_err(io::Error::other)?;
-        let endpoint = Endpoint::new(config, None, socket, Arc::new(TokioRuntime))?;
+        let endpoint = Endpoint::new(config, None, socket, Arc::new(IoRuntime::new()?))?;
         Ok(QuicClient { endpoint, transports, options, from })
     }
 
@@ -78,10 +79,11 @@ impl QuicClient {
             config.initial_dst_cid_provider(Arc::new(move || number.connection_id()));
         }
         // The server name is only a hint for load balancers; the verifier requires the cloud's own name.
-        let connecting =
-            self.endpoint.connect_with(config, address, CLOUD_NAME).map_err(|error| settings(&error))?;
-        let connection = connecting.await.map_err(failed)?;
-        Ok(QuicLink::new(connection, self.options.limits.clone()).into())
+        let (driver, connecting) =
+            DriverThread::of_new(|| self.endpoint.connect_with(config, address, CLOUD_NAME));
+        let connection = connecting.map_err(|error| settings(&error))?.await.map_err(failed)?;
+        driver.settle(LinkSide::Dialled);
+        Ok(QuicLink::new(connection, self.options.limits.clone(), driver).into())
     }
 
     /// Moves all links to a new socket, for example after the machine's address has changed.

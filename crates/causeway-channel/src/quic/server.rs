@@ -15,6 +15,7 @@ use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, Incoming, Ser
 use rustls_pki_types::CertificateDer;
 
 use super::busy_refusal::BusyRefusal;
+use super::driver_thread::DriverThread;
 use super::path;
 use super::transport::{self, TransportConfigs};
 use super::workarounds::adaptive_gso::AdaptiveGsoSocket;
@@ -127,8 +128,9 @@ impl QuicServer {
     ) -> Result<HandshakenConnection, ConnectionError> {
         let is_inside = path::is_inside(incoming.remote_address());
         let config = self.config(is_inside).map_err(|_| ConnectionError::VersionMismatch)?;
-        let connection = incoming.accept_with(config)?.await?;
-        Ok(HandshakenConnection { connection, limits: self.options.limits.clone() })
+        let (driver, connecting) = DriverThread::of_new(|| incoming.accept_with(config));
+        let connection = connecting?.await?;
+        Ok(HandshakenConnection { connection, limits: self.options.limits.clone(), driver })
     }
 
     /// Refuses an attempt with the time and the ticket of the next one.
@@ -173,6 +175,7 @@ fn current(tls: Arc<rustls::ServerConfig>, ordinary: ServerConfig, transports: &
 pub(crate) struct HandshakenConnection {
     connection: Connection,
     limits: LinkLimits,
+    driver: Arc<DriverThread>,
 }
 
 impl HandshakenConnection {
@@ -186,7 +189,7 @@ impl HandshakenConnection {
 
     /// The peer may open one stream until it is admitted.
     pub(crate) fn link(self) -> Link {
-        QuicLink::pending(self.connection, self.limits).into()
+        QuicLink::pending(self.connection, self.limits, self.driver).into()
     }
 
     pub(crate) fn refuse(self, reason: &CloseReason) {

@@ -8,14 +8,16 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use quinn::{ReadError, VarInt, WriteError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::runtime::Handle;
 
 use super::datagrams::DatagramMailbox;
 use super::{OpenStreamGuard, link_closed};
+use crate::io_thread;
 use crate::link::{LinkClosed, Reset, ResetCode};
 
 pub struct QuicSend {
     send: quinn::SendStream,
-    _open: Arc<OpenStreamGuard>,
+    open: Arc<OpenStreamGuard>,
     mailbox: Option<Arc<DatagramMailbox>>,
     is_ended: bool,
 }
@@ -26,12 +28,17 @@ impl QuicSend {
         open: Arc<OpenStreamGuard>,
         mailbox: Option<Arc<DatagramMailbox>>,
     ) -> QuicSend {
-        QuicSend { send, _open: open, mailbox, is_ended: false }
+        QuicSend { send, open, mailbox, is_ended: false }
     }
 
     /// Mailbox for QUIC datagrams of the stream, if both ends support them.
     pub(crate) fn mailbox(&self) -> Option<&Arc<DatagramMailbox>> {
         self.mailbox.as_ref()
+    }
+
+    /// The I/O thread of the link.
+    pub fn runtime(&self) -> Option<&Handle> {
+        self.open.counters.driver.runtime()
     }
 
     pub fn reset(&mut self, code: ResetCode) {
@@ -49,6 +56,7 @@ impl QuicSend {
     }
 
     pub async fn write_chunk(&mut self, data: Bytes) -> io::Result<()> {
+        io_thread::note(1, data.len());
         self.send.write_chunk(data).await.map_err(write_error)
     }
 }
@@ -59,7 +67,9 @@ impl AsyncWrite for QuicSend {
         context: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.send).poll_write(context, data).map_err(write_error)
+        let written = ready!(Pin::new(&mut self.send).poll_write(context, data)).map_err(write_error)?;
+        io_thread::note(1, written);
+        Poll::Ready(Ok(written))
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -115,7 +125,10 @@ impl QuicRecv {
         let read = self.recv.read_chunk(bytes_max, true).await;
         self.open.counters.heard();
         match read {
-            Ok(Some(chunk)) => Ok(Some(chunk.bytes)),
+            Ok(Some(chunk)) => {
+                io_thread::note(1, chunk.bytes.len());
+                Ok(Some(chunk.bytes))
+            }
             Ok(None) => {
                 self.is_ended = true;
                 Ok(None)
@@ -134,6 +147,7 @@ impl AsyncRead for QuicRecv {
         let (room, before) = (buffer.remaining(), buffer.filled().len());
         ready!(self.recv.poll_read_buf(context, buffer)).map_err(read_error)?;
         self.open.counters.heard();
+        io_thread::note(1, buffer.filled().len() - before);
         if room > 0 && buffer.filled().len() == before {
             self.is_ended = true;
         }

@@ -1,9 +1,9 @@
 //! Decides when an edge opens a TCP link beside its QUIC link, and when new streams leave it again.
 //!
 //! Input: samples of the path and of both links, and the time. Output: one action per sample. QUIC survives loss and a new
-//! address; TLS over TCP is two to three times as fast where the path is clean and stable. So the policy asks for
-//! evidence from real traffic before it opens a TCP link, and gives it up when it is idle, slow, or the address changes.
-//! Dialling and attaching are done by the edge.
+//! address; TLS over TCP is two to three times as fast where the path is clean and stable. So the policy opens a TCP link
+//! with the first stream where the round trip is short and nothing was lost, asks for evidence from real traffic elsewhere,
+//! and gives the link up when it is idle, slow, or the address changes. Dialling and attaching are done by the edge.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,8 @@ const EVIDENCE_BYTES: u64 = 512 * 1024;
 const EVIDENCE_AGE_MAX: Duration = Duration::from_secs(30);
 /// Loss that TCP recovers from without a noticeable pause when the round trip is short, in lost bytes per 1,000.
 const LOSS_PER_MILLE_MAX: u64 = 5;
-/// Round trips above this make every lost packet expensive for TCP, so the path must be free of loss.
+/// Round trips above this make every lost packet expensive for TCP, so the path must be free of loss. Below it, TCP repeats a
+/// lost packet within a few milliseconds, so a wrong guess costs little, and a path without any loss so far needs no evidence.
 const SHORT_RTT: Duration = Duration::from_millis(5);
 /// Loss of this much, in lost bytes per 1,000, is no property of a line: UDP is throttled on the way, and TCP may not be.
 /// TCP is tried; pings that take long give it up again.
@@ -87,8 +88,8 @@ pub struct SecondaryPolicy {
     base: Option<(Instant, PathStats, PathStats)>,
     paused_until: Option<Instant>,
     failures: u32,
-    /// The last verdict was that UDP is throttled.
-    is_throttled: bool,
+    /// The verdict with which the link was opened last, as a reason.
+    opened_for: &'static str,
     reason: &'static str,
 }
 
@@ -110,7 +111,7 @@ impl SecondaryPolicy {
             base: None,
             paused_until: None,
             failures: 0,
-            is_throttled: false,
+            opened_for: REASON_CLEAN,
             reason: REASON_IDLE,
         }
     }
@@ -149,10 +150,7 @@ impl SecondaryPolicy {
             return SecondaryAction::Retire;
         }
         self.phase = LinkPhase::Open { since: now, idle_since: Some(now), slow: 0 };
-        self.reason = match self.is_throttled {
-            true => REASON_THROTTLED,
-            false => REASON_CLEAN,
-        };
+        self.reason = self.opened_for;
         SecondaryAction::Wait
     }
 
@@ -216,8 +214,9 @@ impl SecondaryPolicy {
                 return SecondaryAction::Wait;
             }
             _ if self.paused_until.is_some_and(|until| now < until) => return SecondaryAction::Wait,
-            TransportPreference::Speed => {}
+            TransportPreference::Speed => self.opened_for = REASON_SPEED,
             TransportPreference::Auto => match self.verdict(now, sample) {
+                None if is_short_and_lossless(sample) => self.opened_for = REASON_SHORT,
                 None => {
                     self.reason = REASON_MEASURING;
                     return SecondaryAction::Wait;
@@ -226,8 +225,8 @@ impl SecondaryPolicy {
                     self.pause(now, LOSSY_PAUSE, REASON_LOSSY);
                     return SecondaryAction::Wait;
                 }
-                Some(PathVerdict::Throttled) => self.is_throttled = true,
-                Some(PathVerdict::Clean) => self.is_throttled = false,
+                Some(PathVerdict::Throttled) => self.opened_for = REASON_THROTTLED,
+                Some(PathVerdict::Clean) => self.opened_for = REASON_CLEAN,
             },
         }
         self.paused_until = None;
@@ -277,6 +276,14 @@ const REASON_SLOW: &str = "QUIC: the TCP link answered slowly";
 const REASON_SURVIVAL: &str = "QUIC: prefer is survival";
 const REASON_THROTTLED: &str = "TCP: UDP loses a tenth of its packets or more";
 const REASON_CLEAN: &str = "TCP: the path is clean and stable";
+const REASON_SHORT: &str = "TCP: the path is short and has lost nothing";
+const REASON_SPEED: &str = "TCP: prefer is speed";
+
+/// Whether the session has measured a short round trip and has not lost a byte in either direction.
+fn is_short_and_lossless(sample: &PathSample) -> bool {
+    let is_lossless = sample.ours.lost_bytes == 0 && sample.theirs.lost_bytes == 0;
+    is_lossless && !sample.rtt.is_zero() && sample.rtt < SHORT_RTT
+}
 
 fn since(now: PathStats, base: PathStats) -> PathStats {
     PathStats {
@@ -306,7 +313,7 @@ mod tests {
         let mut policy = SecondaryPolicy::new(preference);
         let now = Instant::now();
         let first = policy.handle_sample(now, &sample(0, 0, rtt_ms));
-        if preference == TransportPreference::Auto {
+        if preference == TransportPreference::Auto && rtt_ms >= 5 {
             assert_eq!(first, SecondaryAction::Wait);
             let action = policy.handle_sample(now + s(1), &sample(crossed.0, crossed.1, rtt_ms));
             assert_eq!(action, expected, "{crossed:?} at {rtt_ms} ms: {}", policy.reason());
@@ -319,10 +326,10 @@ mod tests {
     fn a_path_is_used_when_enough_has_crossed_it_without_loss() {
         use SecondaryAction::{Open, Wait};
         use TransportPreference::{Auto, Speed, Survival};
-        check(Auto, (EVIDENCE_BYTES - 1, 0), 1, Wait);
-        check(Auto, (EVIDENCE_BYTES, 0), 1, Open);
-        check(Auto, (EVIDENCE_BYTES, 1_500), 1, Open);
-        check(Auto, (EVIDENCE_BYTES, 10_000), 1, Wait);
+        check(Auto, (0, 0), 1, Open);
+        check(Auto, (EVIDENCE_BYTES - 1, 0), 5, Wait);
+        check(Auto, (EVIDENCE_BYTES, 0), 5, Open);
+        check(Auto, (EVIDENCE_BYTES, 1_500), 5, Wait);
         check(Auto, (EVIDENCE_BYTES, 0), 40, Open);
         check(Auto, (EVIDENCE_BYTES, 1_500), 40, Wait);
         check(Auto, (EVIDENCE_BYTES, EVIDENCE_BYTES / 20), 40, Wait);
@@ -331,6 +338,52 @@ mod tests {
         check(Survival, (EVIDENCE_BYTES, EVIDENCE_BYTES / 5), 40, Wait);
         check(Speed, (0, 0), 40, Open);
         check(Survival, (EVIDENCE_BYTES, 0), 1, Wait);
+    }
+
+    #[test]
+    fn a_short_path_is_used_at_once_unless_it_has_lost_something() {
+        use SecondaryAction::{Open, Wait};
+        let now = Instant::now();
+        let opens = |first: PathSample| {
+            let mut policy = SecondaryPolicy::new(TransportPreference::Auto);
+            (policy.handle_sample(now, &first), policy.reason())
+        };
+        assert_eq!(opens(sample(0, 0, 4)).0, Open);
+        assert_eq!(opens(sample(0, 0, 5)), (Wait, REASON_MEASURING));
+        // Not measured yet.
+        assert_eq!(opens(sample(0, 0, 0)), (Wait, REASON_MEASURING));
+        assert_eq!(opens(sample(4_000, 1, 1)), (Wait, REASON_MEASURING));
+        let theirs = PathStats { acknowledged_bytes: 4_000, lost_bytes: 1 };
+        assert_eq!(opens(PathSample { theirs, ..sample(0, 0, 1) }), (Wait, REASON_MEASURING));
+        // A path that has lost something is judged by the evidence; a short one may lose a little.
+        for (lost, expected) in [(1_500, Open), (10_000, Wait)] {
+            let mut policy = SecondaryPolicy::new(TransportPreference::Auto);
+            policy.handle_sample(now, &sample(0, 1, 1));
+            assert_eq!(
+                policy.handle_sample(now + s(1), &sample(EVIDENCE_BYTES, 1 + lost, 1)),
+                expected,
+                "{lost}"
+            );
+        }
+        // A move keeps streams on QUIC here too.
+        let mut policy = SecondaryPolicy::new(TransportPreference::Auto);
+        policy.handle_moved(now);
+        assert_eq!(policy.handle_sample(now + s(1), &sample(0, 0, 1)), Wait);
+        assert_eq!(policy.reason(), REASON_MOVED);
+    }
+
+    #[test]
+    fn the_reason_of_an_open_link_is_the_one_it_was_opened_for() {
+        let now = Instant::now();
+        for (preference, first, reason) in [
+            (TransportPreference::Auto, sample(0, 0, 1), REASON_SHORT),
+            (TransportPreference::Speed, sample(0, 0, 40), REASON_SPEED),
+        ] {
+            let mut policy = SecondaryPolicy::new(preference);
+            assert_eq!(policy.handle_sample(now, &first), SecondaryAction::Open);
+            policy.handle_opened(now);
+            assert_eq!(policy.reason(), reason);
+        }
     }
 
     #[test]
@@ -372,8 +425,8 @@ mod tests {
         for (after, expected) in [(1, SecondaryAction::Wait), (599, SecondaryAction::Wait)] {
             assert_eq!(policy.handle_sample(now + s(after), &sample(after * 10_000_000, 0, 1)), expected);
         }
-        policy.handle_sample(now + s(600), &sample(0, 0, 1));
-        assert_eq!(policy.handle_sample(now + s(601), &sample(EVIDENCE_BYTES, 0, 1)), SecondaryAction::Open);
+        policy.handle_sample(now + s(600), &sample(0, 0, 20));
+        assert_eq!(policy.handle_sample(now + s(601), &sample(EVIDENCE_BYTES, 0, 20)), SecondaryAction::Open);
     }
 
     #[test]

@@ -36,7 +36,6 @@ pub enum SupervisorAction {
     /// Send a ping on the control stream.
     Ping {
         link: LinkId,
-        nonce: u64,
     },
     /// The address of this machine may have changed: let the link move.
     Rebind {
@@ -129,7 +128,6 @@ pub struct Supervisor {
     phase: Phase,
     epoch: u64,
     links: u64,
-    pings: u64,
     backoff: Backoff,
     /// Consecutive attempts that timed out.
     unanswered: u32,
@@ -196,7 +194,6 @@ impl Supervisor {
             phase: Phase::BackingOff { until: now, not_before: now },
             epoch,
             links: 0,
-            pings: 0,
             backoff: Backoff::default(),
             unanswered: 0,
             is_patient: false,
@@ -259,9 +256,7 @@ impl Supervisor {
                 match session.keepalive.next(now, jitter) {
                     KeepaliveAction::Wait(_) => self.advance(now, jitter),
                     KeepaliveAction::Ask => {
-                        self.pings += 1;
-                        self.actions
-                            .push_back(SupervisorAction::Ping { link: session.link, nonce: self.pings });
+                        self.actions.push_back(SupervisorAction::Ping { link: session.link });
                         self.advance(now, jitter);
                     }
                     KeepaliveAction::Dead => {

@@ -133,6 +133,7 @@ pub struct HeldNetmap {
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub struct Ping {
+    /// Returned by an answer. Edges send 0: any later byte of the cloud is as good, and each byte costs 17 KB a day.
     #[prost(uint64, tag = "1")]
     pub nonce: u64,
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use causeway_api::{EPolicy, Object, ObjectSet};
+use causeway_api::{CLOUD, ECommunity, EPolicy, Object, ObjectSet};
 use causeway_netmap::{EntryKey, Netmap, NetmapEntry};
 
 /// Changes since the last look.
@@ -25,6 +25,8 @@ pub struct NetmapChanges {
     named_servers: BTreeSet<String>,
     /// The active gateway of a site is another one.
     is_active_changed: bool,
+    /// A community changed: the gateway of the cloud, a peer of every member, looks again.
+    are_members_changed: bool,
     /// Sites that share a community with these look again.
     near: BTreeSet<String>,
     /// Gateways whose tunnel changed: their neighbours look again.
@@ -110,7 +112,10 @@ impl NetmapChanges {
                 self.services.insert(expose.e_service_name.clone());
             }
             Object::VirtualPresence(presence) => drop(self.sites.insert(presence.e_site_name.clone())),
-            Object::ECommunity(community) => self.sites.extend(community.members.iter().cloned()),
+            Object::ECommunity(community) => {
+                self.sites.extend(community.members.iter().cloned());
+                self.are_members_changed = true;
+            }
             Object::Namespace(_) | Object::Event(_) | Object::Service(_) => {}
         }
     }
@@ -122,12 +127,22 @@ impl NetmapChanges {
             AffectedGateways { gateways: self.gateways, sites: self.sites, keys: BTreeSet::new() };
         let mut near = self.near;
         let claiming = self.tunnel_keys.iter().flat_map(|key| objects.gateways_claiming(key));
+        let mut is_cloud_changed = false;
         for gateway in self.tunnels.iter().map(String::as_str).chain(claiming) {
             near.extend(objects.gateway(gateway).map(|gateway| gateway.e_site_name.clone()));
             affected.gateways.insert(gateway.to_owned());
+            is_cloud_changed |= gateway == CLOUD;
         }
         for site in &near {
             affected.sites.extend(objects.neighbours(site).into_iter().map(str::to_owned));
+        }
+        // The gateway of the cloud is a peer of every member of a community.
+        if is_cloud_changed {
+            let members = objects.all::<ECommunity>().flat_map(|community| community.members.iter().cloned());
+            affected.sites.extend(members);
+        }
+        if self.are_members_changed || near.iter().any(|site| objects.communities_of(site).next().is_some()) {
+            affected.gateways.insert(CLOUD.to_owned());
         }
         for service in &self.services {
             affected.sites.extend(objects.service(service).map(|service| service.e_site_name.clone()));
@@ -201,7 +216,7 @@ mod tests {
         }
 
         fn name(&mut self) -> String {
-            ["a", "b", "c"][self.below(3) as usize].to_owned()
+            ["a", "b", CLOUD][self.below(3) as usize].to_owned()
         }
 
         fn names(&mut self) -> Vec<String> {
@@ -287,7 +302,7 @@ mod tests {
                     changes.note_tunnel(&gateway, old.into_iter().chain(new).map(|record| record.public_key));
                 }
                 let affected = changes.affected(&objects);
-                for gateway in ["a", "b", "c"] {
+                for gateway in ["a", "b", CLOUD] {
                     let entries = compile(&objects, &Default::default(), gateway).unwrap_or_default();
                     let fresh = Netmap::build(Generation::default(), entries, None).unwrap();
                     let looks = held.get(gateway).is_none_or(|netmap| affected.touches(netmap))

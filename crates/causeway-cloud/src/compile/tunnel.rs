@@ -2,6 +2,8 @@
 //!
 //! Peers of a gateway are the gateways of sites that share a community with its site. A gateway is told nothing
 //! of other sites. The subnets of a site belong to its active gateway, those of an EGateway to that gateway.
+//! The gateway of the cloud is a peer of every member without being one: it tells a gateway the address from which its
+//! packets come. Without a common community such a peer has no networks, so that no packet of a host crosses.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +16,7 @@ use causeway_netmap::{
 use ipnet::IpNet;
 
 use super::{Draft, sorted};
+use crate::bootstrap::CLOUD;
 use crate::replicas::ActiveGateways;
 
 /// Returns the gateway that has the subnets of a site: the active one, or while none is stored, the one with the
@@ -26,6 +29,21 @@ pub fn owner_of<'a>(objects: &'a ObjectSet, active: &ActiveGateways, site: &str)
     stored.filter(|gateway| gateway.e_site_name == site).or_else(first)
 }
 
+/// Returns the gateways that carry the networks of a member of any community, except those of the cloud.
+fn members_at<'a>(objects: &'a ObjectSet, active: &'a ActiveGateways) -> impl Iterator<Item = &'a str> {
+    let sites: BTreeSet<&str> =
+        objects.all::<ECommunity>().flat_map(|community| &community.members).map(String::as_str).collect();
+    sites.into_iter().filter(|site| *site != CLOUD).flat_map(move |site| {
+        let owner = owner_of(objects, active, site);
+        let with_networks = objects.gateways_at(site).filter(|gateway| gateway.networks().next().is_some());
+        owner
+            .into_iter()
+            .chain(with_networks)
+            .filter(|gateway| !gateway.is_plain_wireguard())
+            .map(|gateway| gateway.metadata.name.as_str())
+    })
+}
+
 impl<'a> Draft<'a> {
     /// Adds layer 3. `own` is the entry of the gateway itself.
     pub(super) fn tunnel(&mut self, active: &ActiveGateways, gateway: &EGateway, own: &mut GatewayEntry) {
@@ -36,9 +54,13 @@ impl<'a> Draft<'a> {
         let is_own = |network: &SiteNetwork<'_>| network.gateway.map_or(is_owner, |gateway| gateway == name);
         let networks: Vec<SiteNetwork<'_>> =
             site_networks(self.objects, self.site).into_iter().filter(is_own).collect();
+        let is_cloud = name == CLOUD;
         // A standby gateway without networks of its own carries nothing.
-        if communities.is_empty() || (networks.is_empty() && !is_owner) {
+        if (communities.is_empty() && !is_cloud) || (networks.is_empty() && !is_owner) {
             return;
+        }
+        if communities.is_empty() {
+            return self.peers(active, name);
         }
         let real: BTreeSet<IpNet> = networks.iter().map(|network| network.real).collect();
         let mapped = networks.iter().filter(|network| network.real != network.wire);
@@ -67,6 +89,13 @@ impl<'a> Draft<'a> {
             if let Some(owner) = owner {
                 behind.entry(owner).or_default().insert(network.wire);
             }
+        }
+        if name == CLOUD {
+            for peer in members_at(self.objects, active) {
+                behind.entry(peer).or_default();
+            }
+        } else if !behind.is_empty() {
+            behind.entry(CLOUD).or_default();
         }
         for (peer, networks) in behind {
             let entry = self.objects.gateway(peer).and_then(|object| self.peer(name, object, networks));
@@ -104,7 +133,7 @@ impl<'a> Draft<'a> {
             endpoints,
             networks: networks.into_iter().collect(),
             plain_wireguard: is_plain,
-            relay: peer.relay && !is_plain,
+            relay: (peer.relay || peer_name == CLOUD) && !is_plain,
         })
     }
 

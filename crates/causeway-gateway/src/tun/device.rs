@@ -139,3 +139,12 @@ impl FrameSink for TunDevice {
         }
     }
 }
+
+/// A gateway without networks of its own has no device, and no packet for it.
+impl FrameSink for Option<TunDevice> {
+    fn write_frame(&mut self, frame: &[u8]) {
+        if let Some(device) = self {
+            device.write_frame(frame);
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! Measures the direct path to a peer: the largest packet it carries, its round-trip time, whether it works at all.
 //!
-//! Probes are sealed like packets and padded to the size under test (RFC 8899). A probe is no IP packet, so a
-//! WireGuard peer that is no Causeway gateway would drop it; such peers are not probed. Time is an argument.
+//! Probes (`peer_message`) are sealed like packets and padded to the size under test (RFC 8899). Which address the path
+//! leads to is decided by `path_selector`. Time is an argument.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,8 @@ const SIZES_MAX: usize = SIZES.len() + 1;
 /// Number of repetitions of a probe, and their interval.
 const TRIES: u32 = 3;
 const PROBE_TIMEOUT: Duration = Duration::from_millis(300);
+/// Checks because of a suspicion are at least this far apart.
+const SUSPECT_PERIOD: Duration = Duration::from_millis(500);
 /// The interval of checks while packets are sent.
 const CHECK_PERIOD: Duration = Duration::from_secs(15);
 /// The interval of checks of a path that does not work.
@@ -25,44 +27,11 @@ pub const USED_FOR: Duration = Duration::from_secs(20);
 /// The longest probe: jumbo frames.
 pub const PROBE_SIZE_MAX: usize = 9216;
 
-const REQUEST: u8 = 1;
-const REPLY: u8 = 2;
-pub const PROBE_BYTES: usize = 8;
-
 /// A probe to send, padded to `size` bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathProbe {
     pub id: u32,
     pub size: usize,
-}
-
-/// The content of a sealed packet that is no IP packet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ProbeMessage {
-    Request { id: u32 },
-    Reply { id: u32 },
-}
-
-impl ProbeMessage {
-    /// Reads a probe. None: an IP packet, or unknown.
-    pub fn read(bytes: &[u8]) -> Option<ProbeMessage> {
-        let head: &[u8; PROBE_BYTES] = bytes.first_chunk()?;
-        let id = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
-        match head[0] {
-            REQUEST => Some(ProbeMessage::Request { id }),
-            REPLY => Some(ProbeMessage::Reply { id }),
-            _ => None,
-        }
-    }
-
-    pub fn write(self) -> [u8; PROBE_BYTES] {
-        let (kind, id) = match self {
-            ProbeMessage::Request { id } => (REQUEST, id),
-            ProbeMessage::Reply { id } => (REPLY, id),
-        };
-        let [a, b, c, d] = id.to_le_bytes();
-        [kind, 0, 0, 0, a, b, c, d]
-    }
 }
 
 #[derive(Debug)]
@@ -78,6 +47,8 @@ pub struct PathMonitor {
     next_id: u32,
     is_dead: bool,
     round_trip: Option<Duration>,
+    /// The time of the last check that `suspect` began.
+    suspected: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -108,7 +79,13 @@ impl PathMonitor {
             next_id: 1,
             is_dead: false,
             round_trip: None,
+            suspected: None,
         }
+    }
+
+    /// Begins anew on another path: its size is measured at once.
+    pub fn handle_new_path(&mut self, now: Instant) {
+        *self = PathMonitor { next_id: self.next_id, ..PathMonitor::new(self.sizes[self.top], now) };
     }
 
     /// Returns the length of the longest packet that the path carries.
@@ -125,9 +102,16 @@ impl PathMonitor {
         self.is_dead
     }
 
-    /// Checks at once whether the path works: packets got no answer for a while.
+    /// Tells whether a probe is overdue: packets should take another path as well.
+    pub fn is_doubtful(&self) -> bool {
+        self.is_dead || self.test.as_ref().is_some_and(|test| test.tries > 1 && test.index <= self.level)
+    }
+
+    /// Checks at once whether the path works: packets got no answer for a while, or came by another path.
     pub fn suspect(&mut self, now: Instant) {
-        if self.test.is_none() && !self.is_dead {
+        let is_early = self.suspected.is_some_and(|last| now.duration_since(last) < SUSPECT_PERIOD);
+        if self.test.is_none() && !self.is_dead && !is_early {
+            self.suspected = Some(now);
             self.begin(0, now);
         }
     }
@@ -248,6 +232,21 @@ mod tests {
     }
 
     #[test]
+    fn a_path_is_doubtful_after_the_first_probe_without_a_reply() {
+        let mut now = Instant::now();
+        let mut monitor = PathMonitor::new(1420, now);
+        run(&mut monitor, &mut now, 5, 1420);
+        monitor.suspect(now);
+        assert!(monitor.handle_time(now, true).is_some() && !monitor.is_doubtful());
+        now += PROBE_TIMEOUT;
+        assert!(monitor.handle_time(now, true).is_some() && monitor.is_doubtful() && !monitor.is_dead());
+        monitor.handle_new_path(now);
+        assert!(!monitor.is_doubtful());
+        let probe = monitor.handle_time(now, true).unwrap();
+        assert_eq!(probe.size, 1420, "the new path is measured at once");
+    }
+
+    #[test]
     fn an_unused_path_is_not_probed() {
         let now = Instant::now();
         let mut monitor = PathMonitor::new(1420, now);
@@ -261,15 +260,6 @@ mod tests {
             let mut monitor = PathMonitor::new(top, now);
             run(&mut monitor, &mut now, 60, carries);
             prop_assert!(monitor.mtu() <= carries && monitor.mtu() <= top && !monitor.is_dead());
-        }
-
-        #[test]
-        fn probes_are_read_as_written(id in any::<u32>(), request in any::<bool>(), rest in proptest::collection::vec(any::<u8>(), 0..20)) {
-            let message = if request { ProbeMessage::Request { id } } else { ProbeMessage::Reply { id } };
-            let mut bytes = message.write().to_vec();
-            bytes.extend_from_slice(&rest);
-            prop_assert_eq!(ProbeMessage::read(&bytes), Some(message));
-            prop_assert_eq!(ProbeMessage::read(&rest[..rest.len().min(7)]), None);
         }
     }
 }

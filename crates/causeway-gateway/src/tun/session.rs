@@ -18,14 +18,20 @@ pub const REKEY_AFTER: Duration = Duration::from_secs(120);
 pub const REJECT_AFTER: Duration = Duration::from_secs(180);
 /// Time without a response after which an initiation is sent again.
 pub const REKEY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between our own gateways the first repetitions come sooner, each after twice the time: the other gateway may get its
+/// netmap a moment later than this one.
+const RETRY_FIRST: Duration = Duration::from_millis(250);
 /// Time after which a handshake is given up until there is something to send.
 const REKEY_ATTEMPT: Duration = Duration::from_secs(90);
+/// Time without any answer after which a session with another Causeway gateway is made anew: it answers probes within
+/// a second, unless it has been restarted.
+const DEAD_AFTER: Duration = Duration::from_secs(3);
 /// Time without a packet to the peer after which a received packet is answered by an empty one.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Initiations of one peer are at least this far apart: each costs three scalar multiplications.
 const INITIATION_INTERVAL_MIN: Duration = Duration::from_millis(20);
 /// Time without an answer after which the path is examined. A request that takes longer costs one probe.
-const UNANSWERED_AFTER: Duration = Duration::from_secs(1);
+const UNANSWERED_AFTER: Duration = Duration::from_millis(500);
 /// Time for which a cookie is used.
 const COOKIE_LIFETIME: Duration = Duration::from_secs(120);
 /// AES-GCM is replaced before its bound for packets of this size (RFC 8446, 5.5); ChaCha20 would allow more.
@@ -55,6 +61,9 @@ pub struct PeerSession {
     cookie: Option<([u8; 16], Instant)>,
     last_mac1: [u8; 16],
     persistent_keepalive: Option<Duration>,
+    /// The first interval of repeated initiations.
+    retry_first: Duration,
+    dead_after: Duration,
     wants_handshake: bool,
 }
 
@@ -62,6 +71,7 @@ struct Pending {
     handshake: PendingInitiation,
     since: Instant,
     sent: Instant,
+    tries: u32,
 }
 
 struct SessionKeys {
@@ -103,11 +113,8 @@ pub struct TimerActions {
 }
 
 impl PeerSession {
-    pub fn new(
-        peer: PublicKey,
-        cipher: TransportCipher,
-        persistent_keepalive: Option<Duration>,
-    ) -> PeerSession {
+    /// A session with another Causeway gateway.
+    pub fn new(peer: PublicKey, cipher: TransportCipher) -> PeerSession {
         PeerSession {
             cipher,
             peer,
@@ -124,9 +131,22 @@ impl PeerSession {
             unacknowledged_since: None,
             cookie: None,
             last_mac1: [0; 16],
-            persistent_keepalive,
+            persistent_keepalive: None,
+            retry_first: RETRY_FIRST,
+            dead_after: DEAD_AFTER,
             wants_handshake: false,
         }
+    }
+
+    /// A session with a WireGuard peer, by its own timers.
+    pub fn plain(peer: PublicKey) -> PeerSession {
+        let session = PeerSession::new(peer, TransportCipher::ChaCha20Poly1305);
+        PeerSession { retry_first: REKEY_TIMEOUT, dead_after: KEEPALIVE_TIMEOUT + REKEY_TIMEOUT, ..session }
+    }
+
+    /// Sends an empty packet whenever none was sent for this time, so that NATs keep the path open.
+    pub fn keep_alive(&mut self, period: Option<Duration>) {
+        self.persistent_keepalive = period;
     }
 
     pub fn peer(&self) -> &PublicKey {
@@ -158,6 +178,13 @@ impl PeerSession {
         self.wants_handshake = true;
     }
 
+    /// Repeats an initiation that waits for its response as if it were the first: the peer may know this gateway now.
+    pub fn retry_soon(&mut self) {
+        if let Some(pending) = &mut self.pending {
+            pending.tries = 0;
+        }
+    }
+
     /// Makes an initiation. `index` is new and random.
     pub fn initiate(
         &mut self,
@@ -169,8 +196,9 @@ impl PeerSession {
         let stamp = noise::timestamp(clock);
         let (handshake, mut message) = noise::initiate(keys, &self.peer, &stamp, index).ok()?;
         self.sign(&mut message, now);
-        let since = self.pending.as_ref().map_or(now, |pending| pending.since);
-        self.pending = Some(Pending { handshake, since, sent: now });
+        let (since, tries) =
+            self.pending.as_ref().map_or((now, 0), |pending| (pending.since, pending.tries + 1));
+        self.pending = Some(Pending { handshake, since, sent: now, tries });
         self.wants_handshake = false;
         self.last_sent = Some(now);
         Some(message)
@@ -328,14 +356,17 @@ impl PeerSession {
             is_due && self.last_sent.is_some_and(|sent| sent.duration_since(keys.made) >= REKEY_AFTER)
                 || keys.counter >= REKEY_AFTER_PACKETS
         });
-        let is_dead = since(self.unanswered_since) >= Some(KEEPALIVE_TIMEOUT + REKEY_TIMEOUT);
+        let is_dead = since(self.unanswered_since) >= Some(self.dead_after);
         let mut initiate = false;
         match &self.pending {
             Some(pending) if now.duration_since(pending.since) >= REKEY_ATTEMPT => {
                 self.pending = None;
                 self.unanswered_since = None;
             }
-            Some(pending) => initiate = now.duration_since(pending.sent) >= REKEY_TIMEOUT,
+            Some(pending) => {
+                let interval = (self.retry_first * 2_u32.pow(pending.tries.min(10))).min(REKEY_TIMEOUT);
+                initiate = now.duration_since(pending.sent) >= interval;
+            }
             None => initiate = self.wants_handshake || needs_rekey || is_dead,
         }
         let keepalive_due = since(self.unacknowledged_since) >= Some(KEEPALIVE_TIMEOUT)

@@ -27,7 +27,7 @@ use super::plan::ForwardPlan;
 use super::reply::REPLY_MAX;
 use super::socket::{ReceiveBatch, TunnelSocket};
 use super::{TunnelShared, TunnelState};
-use peers::{PeerPath, PeerTable};
+use peers::PeerTable;
 use train::Train;
 
 /// Time between timers. Retries of probes are the finest of them.
@@ -42,7 +42,8 @@ const FRAMES_MAX: usize = 32;
 
 pub struct Worker {
     shared: Arc<TunnelShared>,
-    device: TunDevice,
+    /// None: this gateway has no networks, and is there for its peers to find their own addresses.
+    device: Option<TunDevice>,
     socket: TunnelSocket,
     keys: StaticKeys,
     macs: MacKeys,
@@ -70,12 +71,12 @@ const REPLIES_PER_SECOND: u32 = 1000;
 impl Worker {
     pub fn new(
         shared: Arc<TunnelShared>,
-        device: TunDevice,
+        device: Option<TunDevice>,
         socket: TunnelSocket,
         keys: StaticKeys,
         mtu: usize,
     ) -> Worker {
-        let offloads = device.offloads();
+        let offloads = device.as_ref().map(TunDevice::offloads).unwrap_or_default();
         let now = Instant::now();
         Worker {
             macs: MacKeys::of(keys.public()),
@@ -128,12 +129,13 @@ impl Worker {
     fn wait(&self, until: Instant) -> io::Result<()> {
         let timeout = until.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-        let (device, socket) =
-            (PollFd::new(&self.device, PollFlags::IN), PollFd::new(&self.socket, PollFlags::IN));
-        let polled = match self.shared.wake.file() {
-            Some(wake) => poll(&mut [device, socket, PollFd::new(wake, PollFlags::IN)], Some(&timeout)),
-            None => poll(&mut [device, socket], Some(&timeout)),
-        };
+        let socket = PollFd::new(&self.socket, PollFlags::IN);
+        let device = self.device.as_ref().map(|device| PollFd::new(device, PollFlags::IN));
+        let wake = self.shared.wake.file().map(|wake| PollFd::new(wake, PollFlags::IN));
+        // The socket stands in for a file that is not there.
+        let (device, wake) =
+            (device.unwrap_or_else(|| socket.clone()), wake.unwrap_or_else(|| socket.clone()));
+        let polled = poll(&mut [socket, device, wake], Some(&timeout));
         match polled {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -161,7 +163,7 @@ impl Worker {
         self.batch = Some(batch);
         self.joiner.flush(&mut self.device);
         self.flush_train();
-        let refusals = self.device.take_refusals();
+        let refusals = self.device.as_mut().map(TunDevice::take_refusals).unwrap_or_default();
         self.counters.dropped[DropReason::Device as usize] += refusals.frames;
         if refusals.segments {
             self.joiner.disable();
@@ -176,7 +178,8 @@ impl Worker {
         let mut frame = std::mem::take(&mut self.frame);
         let mut result = Ok(());
         for _ in 0..FRAMES_MAX {
-            match self.device.read(&mut frame) {
+            let Some(device) = &mut self.device else { break };
+            match device.read(&mut frame) {
                 Ok(length) => self.handle_frame(&mut frame[..length], now),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
@@ -217,6 +220,7 @@ impl Worker {
     }
 
     fn handle_time(&mut self, now: Instant) {
+        self.ask_relays(now);
         for slot in 0..self.peers.slots() {
             self.handle_peer_time(slot, now);
         }
@@ -249,7 +253,7 @@ impl Worker {
         self.shared.metrics.publish(&self.published, &self.counters, self.flows.len(), open);
         self.published = self.counters;
         let mut state = TunnelState {
-            device: Some(self.device.name().to_owned()),
+            device: self.device.as_ref().map(|device| device.name().to_owned()),
             listen: self.socket.local_addr().ok(),
             flows: self.flows.len(),
             dropped: self.counters.dropped_by_reason(),
@@ -265,13 +269,22 @@ impl Worker {
 impl peers::Peer {
     fn state(&self, now: Instant) -> super::TunnelPeerState {
         super::TunnelPeerState {
-            endpoint: self.endpoint,
-            path: if self.session.is_open(now) { self.path } else { PeerPath::None },
+            endpoint: self.direct(),
+            path: self.path(now),
+            carries_networks: !self.planned.entry.networks.is_empty(),
+            not_direct: match self.session.is_open(now) && !self.is_plain() {
+                true => self.selector.not_direct().map(|reason| reason.to_string()),
+                false => None,
+            },
             last_handshake: self.session.last_handshake().and_then(|moment| {
                 let at = SystemTime::now().checked_sub(now.saturating_duration_since(moment))?;
                 Some(crate::audit::timestamp(at))
             }),
-            rtt_us: self.monitor.round_trip().map(|time| time.as_micros() as u64),
+            rtt_us: match self.direct() {
+                Some(_) => self.monitor.round_trip().or(self.selector.round_trip()),
+                None => self.carried.round_trip,
+            }
+            .map(|time| time.as_micros() as u64),
             mtu: self.mtu(),
             sent: self.sent,
             received: self.received,

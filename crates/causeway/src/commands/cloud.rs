@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use causeway_channel::port::PortLimits;
+use causeway_cloud::aggregated_api::AggregatedApiConfig;
 use causeway_cloud::audit_export::{
     AuditExportConfig, ExportDestination, HttpTarget, SyslogTarget, TlsFiles,
 };
@@ -92,7 +93,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let (drain, rules) = (config.cloud.drain.value.0, cloud.gateway.dial_rules.clone());
     let hangup = on_hangup(Role::Cloud, arguments.layer(), arguments.config.clone(), config, rules);
     let stop = signals::watch(drain, hangup)?;
-    Cloud::start(cloud).await?.run(stop).await?;
+    Box::pin(Cloud::start(cloud)).await?.run(stop).await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -167,12 +168,23 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         // The process ends when `drain` is over; the remaining quarter is for closing sessions and the store after requests in flight.
         drain: cloud.drain.value.0 * 3 / 4,
         kubernetes: cloud.kubernetes.value.clone(),
+        aggregated_api: aggregated_api(cloud),
         gateway: causeway_gateway::GatewayOptions {
             connect_allow: cloud.connect_allow.value.clone(),
             ..gateway::options(config)
         },
         shown: config.to_json(),
     }
+}
+
+/// The listener for kube-apiserver; `Config::check` has seen that its settings are complete.
+fn aggregated_api(cloud: &config::CloudSettings) -> Option<AggregatedApiConfig> {
+    Some(AggregatedApiConfig {
+        listen: cloud.aggregated.value?,
+        request_header_ca: cloud.requestheader_ca.value.clone()?,
+        request_header_names: cloud.requestheader_names.value.iter().map(|name| name.0.clone()).collect(),
+        kubeconfig: cloud.kubernetes.value.clone()?,
+    })
 }
 
 /// The collectors that are named, each with its section's settings.

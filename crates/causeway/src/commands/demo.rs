@@ -309,6 +309,7 @@ fn cloud_config(fleet: &DemoFleet, api: SocketAddr) -> CloudConfig {
         port: PortLimits::default(),
         drain: DRAIN / 2,
         kubernetes: None,
+        aggregated_api: None,
         gateway: causeway_gateway::GatewayOptions {
             dns: DnsOptions {
                 listen: (stage == DemoNetwork::Loopback).then(|| vec![stage.dns(DemoSite::Cloud)]),

@@ -1,5 +1,7 @@
 //! `causeway status`: sites, gateways and exposures at a glance.
 
+mod tunnel_paths;
+
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -15,7 +17,7 @@ Examples:
   causeway status
   causeway status --json | jq '.gateways[] | select(.connected | not) | .name'";
 
-/// Show sites, gateways with their channels, and exposures
+/// Show sites, gateways with their channels, exposures, and the paths of packets between sites
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -28,14 +30,22 @@ pub struct Args {
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
-    let status = api.get(paths::STATUS).await?;
+    let mut answer = api.get(paths::STATUS).await?;
+    let status: FleetStatus = serde_json::from_value(answer.clone())
+        .with_context(|| format!("{} did not send the status of the fleet", api.server()))?;
+    let rows = tunnel_paths::ask(&api, &status).await;
     if arguments.json {
         // As the cloud sent it, with fields of later versions.
-        output::print(&output::json(&status))?;
+        if let (Some(answer), false) = (answer.as_object_mut(), rows.is_empty()) {
+            answer.insert("tunnelPaths".to_owned(), serde_json::to_value(&rows)?);
+        }
+        output::print(&output::json(&answer))?;
     } else {
-        let status: FleetStatus = serde_json::from_value(status)
-            .with_context(|| format!("{} did not send the status of the fleet", api.server()))?;
-        output::print(&render(&status, output::colours()))?;
+        let mut text = render(&status, output::colours());
+        if !rows.is_empty() {
+            text = format!("{text}\n{}", tunnel_paths::table(&rows).render(output::colours()));
+        }
+        output::print(&text)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -13,8 +13,8 @@ use causeway_gateway::proxy::connect::AllowRule;
 use serde::Deserialize;
 
 use super::{
-    AdvertisedEndpoint, CollectorUrl, DnsListen, NameServer, PresenceModeSetting, PresencePort, ProxySetting,
-    ServerName, StoreSetting, TransportSetting,
+    AdvertisedEndpoint, CollectorUrl, CommonName, DnsListen, NameServer, PresenceModeSetting, PresencePort,
+    ProxySetting, ServerName, StoreSetting, TransportSetting,
 };
 use crate::duration::HumanDuration;
 
@@ -129,6 +129,19 @@ pub struct CloudLayer {
     ///
     /// A cloud without a cluster has no Kubernetes API to copy.
     pub kubernetes: Option<PathBuf>,
+    /// Address where the kube-apiserver of the cluster of `kubernetes` reaches this API as an aggregated API
+    /// (`docs/aggregated-api.md`). Needs `requestheader-ca`.
+    ///
+    /// A cloud outside of clusters has its own users; another way in is opened on request only.
+    pub aggregated: Option<SocketAddr>,
+    /// CA of the client certificate of kube-apiserver's front proxy: its `--requestheader-client-ca-file`.
+    ///
+    /// Needed only with `aggregated`.
+    pub requestheader_ca: Option<PathBuf>,
+    /// Common names that the certificate of the front proxy may have: kube-apiserver's `--requestheader-allowed-names`.
+    ///
+    /// Every certificate of `requestheader-ca` is accepted, as kube-apiserver does without names.
+    pub requestheader_names: Option<Vec<CommonName>>,
     /// Time between the signal to stop and the end of the cloud's process, for requests and streams in
     /// flight.
     pub drain: Option<HumanDuration>,
@@ -350,6 +363,9 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             streams_max: variable(lookup, "CAUSEWAY_STREAMS_MAX")?,
             stream_window_bytes: variable(lookup, "CAUSEWAY_STREAM_WINDOW_BYTES")?,
             kubernetes: variable(lookup, "CAUSEWAY_KUBERNETES")?,
+            aggregated: variable(lookup, "CAUSEWAY_AGGREGATED")?,
+            requestheader_ca: variable(lookup, "CAUSEWAY_REQUESTHEADER_CA")?,
+            requestheader_names: list(lookup, "CAUSEWAY_REQUESTHEADER_NAMES")?,
             drain,
         },
         edge: EdgeLayer {

@@ -161,6 +161,7 @@ fn form(kind: &str) -> String {
         "AdvertisedEndpoint" => "`\"HOST:PORT\"`",
         "AllowRule" => "`\"HOST:PORT\"`, `\"*.SUFFIX:PORT\"`, `\"NETWORK:PORT\"`",
         "BackendRule" => "`\"ADDRESS\"`, `\"NETWORK\"`, `\"NETWORK:PORT\"`, `\"NETWORK:PORT-PORT\"`",
+        "CommonName" => "text",
         "ServerName" => "DNS name or IP address",
         "StoreSetting" => "`\"sqlite\"` or `\"etcd=URL,URL,…\"`",
         "TransportSetting" => "`\"auto\"`, `\"quic\"` or `\"tcp\"`",

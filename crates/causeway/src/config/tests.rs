@@ -49,6 +49,9 @@ fn every_setting_can_be_given_in_every_layer() {
         admin = "127.0.0.1:3"
         connect = "127.0.0.1:5"
         kubernetes = "/cluster"
+        aggregated = "127.0.0.1:8"
+        requestheader-ca = "/ca"
+        requestheader-names = ["front-proxy-client", "system:auth-proxy"]
         connect-allow = ["hooks.example.org:443", "10.96.0.0/12:443"]
         advertise = ["cloud.example.org:7444", "[2001:db8::1]:7444"]
         peer-address = "10.0.0.1:7444"
@@ -128,6 +131,9 @@ fn every_setting_can_be_given_in_every_layer() {
         ("ADMIN", "127.0.0.1:3"),
         ("CONNECT", "127.0.0.1:5"),
         ("KUBERNETES", "/cluster"),
+        ("AGGREGATED", "127.0.0.1:8"),
+        ("REQUESTHEADER_CA", "/ca"),
+        ("REQUESTHEADER_NAMES", "front-proxy-client,system:auth-proxy"),
         ("CONNECT_ALLOW", "*.svc:443,10.96.0.0/12:443"),
         ("ADVERTISE", "a:1,b:2"),
         ("PEER_ADDRESS", "c:3"),
@@ -241,6 +247,8 @@ fn values_that_do_not_go_together_are_refused() {
     };
     check("[cloud]\napi = \"1.2.3.4:5\"\nchannel = \"1.2.3.4:5\"", "`api` and `channel` are both 1.2.3.4:5");
     check("[cloud]\netcd-key = \"/k\"", "belong together");
+    check("[cloud]\naggregated = \"127.0.0.1:1\"", "`aggregated` needs `requestheader-ca`");
+    check("[cloud]\naggregated = \"127.0.0.1:1\"\nkubernetes = \"/k\"", "`aggregated` needs");
     check("[audit.export.syslog]\nkey = \"/k\"", "`audit.export.syslog` belong together");
     check("[gateway]\ndns = [\"off\", \"127.0.0.1\"]", "off and has addresses");
     check("[log]\nformat = \"xml\"", "log format `xml`");

@@ -50,6 +50,28 @@ impl fmt::Display for CollectorUrl {
     }
 }
 
+/// The common name of a certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct CommonName(pub String);
+
+impl FromStr for CommonName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CommonName, String> {
+        match text.is_empty() || text.len() > 64 || text.chars().any(char::is_control) {
+            true => Err(format!("`{text}` is no common name: it has 1 to 64 characters")),
+            false => Ok(CommonName(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for CommonName {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
 /// A name or an address for the server certificate of the API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -332,6 +354,7 @@ text_form!(
     DnsListen,
     AdvertisedEndpoint,
     CollectorUrl,
+    CommonName,
     NameServer,
     PresenceModeSetting,
     PresencePort,

@@ -6,8 +6,10 @@
 
 mod kubectl;
 
+mod aggregated;
 mod apply;
 mod change;
+mod chart;
 mod discovery;
 mod documents;
 mod edge_api;

@@ -1,8 +1,9 @@
 //! Three sites with a host each, dual stack: the cloud, and two edges behind NATs. Real processes, packets between hosts.
 
 use std::collections::BTreeSet;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use crate::presence_namespace::leftovers;
 /// For what has no bound of its own. Nothing waits this long when all is well.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_secs(2);
-const PORT: u16 = 7000;
+pub const PORT: u16 = 7000;
 const ECHO_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The hosts of the lab: name, site, gateway's host, IPv4 and IPv6 network.
@@ -85,6 +86,13 @@ impl Layer3 {
 
     pub fn host(&self, name: &str) -> Host {
         self.net.host(name).unwrap()
+    }
+
+    /// Changes the firewall of a node.
+    pub fn nft(&self, node: &str, script: &str) {
+        let mut nft = self.host(node).command("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+        nft.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+        assert!(nft.wait().unwrap().success(), "{script}");
     }
 
     /// Applies an ECommunity of these members; `policies` narrows it.

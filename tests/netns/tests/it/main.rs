@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod breaking;
+mod carrying;
 mod connecting;
 mod diagnosing;
 mod failing;
@@ -11,6 +12,7 @@ mod idling;
 mod kafka;
 mod lab;
 mod layer3_lab;
+mod layer3_paths;
 mod layer3_routed;
 mod learning;
 mod lying;

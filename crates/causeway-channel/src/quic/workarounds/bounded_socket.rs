@@ -3,7 +3,7 @@
 //! Works around: quinn hands each packet to the task of its connection through an unbounded queue
 //! (quinn-rs/quinn#1131). The port reads on its own thread (`receive_thread`), which can be faster than all
 //! connections together, so a peer that sends more than they process would fill memory. Read bytes are
-//! counted as unprocessed until the runtime of the connections has polled its tasks once: a connection that
+//! counted as unprocessed until the runtimes of the connections have polled their tasks once: a connection that
 //! is polled takes every packet that waits for it. Above the bound, packets stay in the kernel, which drops
 //! them.
 //!
@@ -20,6 +20,7 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use tokio::runtime::Handle;
 
+use crate::io_thread;
 use causeway_api::sync::MutexExt;
 
 /// Bound of unprocessed bytes: two kernel buffers of the port, and a tenth of a second at 1 Gbit/s.
@@ -78,8 +79,11 @@ impl BoundedSocket {
             loop {
                 // The first yield runs every task that was woken before, the second runs the tasks that those
                 // have woken.
-                tokio::task::yield_now().await;
-                tokio::task::yield_now().await;
+                yield_twice().await;
+                // Admitted connections are polled by I/O threads.
+                for thread in io_thread::started() {
+                    let _ = thread.spawn(yield_twice()).await;
+                }
                 let (reader, again) = unprocessed.lock_ignoring_poison().handle_checked();
                 reader.into_iter().for_each(Waker::wake);
                 if !again {
@@ -88,6 +92,11 @@ impl BoundedSocket {
             }
         });
     }
+}
+
+async fn yield_twice() {
+    tokio::task::yield_now().await;
+    tokio::task::yield_now().await;
 }
 
 impl AsyncUdpSocket for BoundedSocket {

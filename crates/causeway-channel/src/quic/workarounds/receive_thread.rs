@@ -18,6 +18,7 @@ use std::time::Instant;
 use quinn::{AsyncTimer, AsyncUdpSocket, Runtime, TokioRuntime};
 use tokio::runtime::{Builder, Runtime as Tokio};
 
+use crate::quic::driver_thread;
 use causeway_api::sync::MutexExt;
 
 /// The runtime that quinn is given. The first future that quinn spawns is the endpoint driver, which gets the
@@ -45,11 +46,11 @@ impl ReceiveThread {
 
 impl Runtime for ReceiveThread {
     fn new_timer(&self, at: Instant) -> Pin<Box<dyn AsyncTimer>> {
-        TokioRuntime.new_timer(at)
+        driver_thread::new_timer(at)
     }
 
     fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        let Some(runtime) = self.take() else { return TokioRuntime.spawn(future) };
+        let Some(runtime) = self.take() else { return driver_thread::spawn(future) };
         // The thread ends when the port and all its links are gone, so it needs no stop signal.
         let thread = std::thread::Builder::new().name("quic".to_owned());
         if let Err(error) = thread.spawn(move || runtime.block_on(future)) {

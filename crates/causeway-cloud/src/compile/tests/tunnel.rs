@@ -84,6 +84,24 @@ fn peers_are_the_gateways_of_sites_that_share_a_community() {
 }
 
 #[test]
+fn the_gateway_of_the_cloud_is_a_peer_of_every_member_and_carries_networks_of_its_own_communities_only() {
+    let mut objects = objects();
+    objects.insert(object(Kind::ESite, "cloud", json!({"subnets": ["10.9.0.0/24"]})));
+    objects.insert(object(Kind::EGateway, "cloud", json!({"eSiteName": "cloud"})));
+    assert_eq!(peers(&objects, "oslo-1"), ["berlin-1 10.1.0.0/24"], "the cloud has no key yet");
+    objects.layer3.tunnels.insert("cloud".into(), record(8, true));
+    assert_eq!(peers(&objects, "oslo-1"), ["berlin-1 10.1.0.0/24", "cloud "]);
+    assert!(view(&objects, "oslo-1").tunnel_peers.get("cloud").unwrap().relay);
+    assert_eq!(peers(&objects, "cloud"), ["berlin-1 ", "oslo-1 ", "oslo-2 ", "rome-1 "]);
+    assert_eq!((own(&objects, "cloud"), view(&objects, "cloud").communities.len()), (Vec::new(), 0));
+    objects.insert(object(Kind::ECommunity, "north", json!({"members": ["oslo", "berlin", "cloud"]})));
+    assert_eq!(peers(&objects, "berlin-1")[0], "cloud 10.9.0.0/24");
+    let rows = peers(&objects, "cloud");
+    assert_eq!((rows[0].as_str(), rows[3].as_str()), ("berlin-1 10.1.0.0/24", "rome-1 "));
+    assert_eq!(own(&objects, "cloud"), ["10.9.0.0/24"]);
+}
+
+#[test]
 fn the_subnets_of_a_site_move_with_its_active_gateway() {
     let objects = objects();
     let active: ActiveGateways = [("oslo".to_owned(), "oslo-2".to_owned())].into();

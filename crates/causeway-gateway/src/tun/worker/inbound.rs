@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Instant, SystemTime};
 
 use super::admit::{Arrival, NotAdmitted, admit};
-use super::peers::PeerPath;
+use super::peers::CarriedProbe;
 use super::{Worker, records};
 use crate::tun::checksum::ChecksumState;
 use crate::tun::counters::DropReason;
@@ -12,7 +12,8 @@ use crate::tun::mss;
 use crate::tun::noise::{self, COOKIE_REPLY, DATA, DATA_HEADER_BYTES, INITIATION, RESPONSE};
 use crate::tun::offload::FrameHeader;
 use crate::tun::packet;
-use crate::tun::path_monitor::ProbeMessage;
+use crate::tun::path_selector::{CandidateSource, PathSelector};
+use crate::tun::peer_message::{MESSAGE_BYTES_MAX, PeerMessage};
 use crate::tun::reply::{REPLY_MAX, ReplyReason, reply};
 use crate::tun::session::{OpenError, Opened};
 use crate::tun::translate::Direction;
@@ -103,7 +104,7 @@ impl Worker {
             return self.counters.drop(DropReason::NotAuthentic);
         }
         self.counters.handshakes += 1;
-        self.note_origin(slot, origin, now);
+        self.note_handshake(slot, origin, now);
         let staged =
             self.peers.get_mut(slot).map(|peer| std::mem::take(&mut peer.staged)).unwrap_or_default();
         if staged.is_empty() {
@@ -127,9 +128,16 @@ impl Worker {
             Err(_) => return self.counters.drop(DropReason::NotAuthentic),
         };
         let is_new_session = peer.session.last_handshake() != had_handshake;
-        self.note_origin(slot, origin, now);
+        // IP packets begin with their version; see `peer_message`.
+        let is_packet = opened > 0 && message[DATA_HEADER_BYTES] >= 0x40;
+        match origin {
+            Origin::Address(from) => peer.note_address(from, is_packet, now),
+            Origin::Channel(_) if is_packet => peer.note_carried(now),
+            Origin::Channel(_) => {}
+        }
         if is_new_session {
             self.counters.handshakes += 1;
+            self.note_handshake(slot, origin, now);
             let staged =
                 self.peers.get_mut(slot).map(|peer| std::mem::take(&mut peer.staged)).unwrap_or_default();
             staged.iter().for_each(|packet| self.send_packet(slot, packet, now));
@@ -147,8 +155,8 @@ impl Worker {
     /// Takes an authentic packet of a peer; `buffer` has room for a frame header before it.
     fn handle_packet(&mut self, slot: usize, buffer: &mut [u8], origin: Origin, now: Instant) {
         let bytes = &mut buffer[FrameHeader::BYTES..];
-        if let Some(probe) = ProbeMessage::read(bytes) {
-            return self.handle_probe(slot, probe, origin, now);
+        if let Some(message) = PeerMessage::read(bytes) {
+            return self.handle_peer_message(slot, message, origin, now);
         }
         let Ok(mut packet) = packet::parse(bytes) else { return self.counters.drop(DropReason::Malformed) };
         let Some(peer) = self.peers.get_mut(slot) else { return };
@@ -192,42 +200,71 @@ impl Worker {
         self.joiner.push(buffer, &packet, &mut self.device);
     }
 
-    fn handle_probe(&mut self, slot: usize, probe: ProbeMessage, origin: Origin, now: Instant) {
-        match probe {
-            ProbeMessage::Request { id } => {
-                self.flush_train();
+    fn handle_peer_message(&mut self, slot: usize, message: PeerMessage, origin: Origin, now: Instant) {
+        match (message, origin) {
+            (PeerMessage::ProbeRequest { id }, _) => self.reply_to_probe(slot, id, origin, now),
+            (PeerMessage::ProbeReply { id, seen }, Origin::Address(_)) => {
                 let Some(peer) = self.peers.get_mut(slot) else { return };
-                let reply = ProbeMessage::Reply { id }.write();
-                // Back by the way it came, whatever path packets take.
-                if let (Origin::Address(from), Some(length)) =
-                    (origin, peer.session.seal_silently(&reply, self.train.room(), now))
-                {
-                    let _ = self.socket.send(from, &self.train.room()[..length], length);
+                match PathSelector::is_own(id) {
+                    true => peer.note_reply(id, now),
+                    false => peer.monitor.handle_reply(id, now),
+                }
+                let known = peer.reflexive.map(|(address, _)| address);
+                peer.reflexive = seen.map(|address| (address, now)).or(peer.reflexive);
+                // Only a relay is believed.
+                if peer.planned.entry.relay && seen.is_some() && seen != known {
+                    self.tell_all_addresses(now);
                 }
             }
-            ProbeMessage::Reply { id } => {
-                if let (Origin::Address(_), Some(peer)) = (origin, self.peers.get_mut(slot)) {
-                    peer.monitor.handle_reply(id, now);
-                }
+            (PeerMessage::ProbeReply { id: CarriedProbe::ID, .. }, Origin::Channel(_)) => {
+                let Some(peer) = self.peers.get_mut(slot) else { return };
+                peer.carried.round_trip = peer.carried.sent.map(|sent| now.duration_since(sent));
+            }
+            (PeerMessage::ProbeReply { .. }, Origin::Channel(_)) => {}
+            (PeerMessage::Addresses(addresses), _) => {
+                let outside = |address: &SocketAddr| self.peers.towards(address.ip()).is_none();
+                let addresses: Vec<SocketAddr> = addresses.iter().filter(outside).collect();
+                let Some(peer) = self.peers.get_mut(slot).filter(|peer| !peer.is_plain()) else { return };
+                // The peer has packets to send.
+                peer.used = Some(now);
+                peer.selector.follow(CandidateSource::Told, addresses, now);
             }
         }
     }
 
-    /// Follows a peer to the address of its last authentic message.
-    fn note_origin(&mut self, slot: usize, origin: Origin, now: Instant) {
-        let Some(peer) = self.peers.get_mut(slot) else { return };
-        peer.heard = Some(now);
-        match origin {
-            Origin::Address(from) => {
-                if peer.endpoint != Some(from) {
-                    peer.endpoint = Some(from);
-                }
-                if peer.path == PeerPath::None {
-                    peer.path = PeerPath::Direct;
-                }
+    /// Replies by the way the request came, whatever path packets take.
+    fn reply_to_probe(&mut self, slot: usize, id: u32, origin: Origin, now: Instant) {
+        let seen = match origin {
+            Origin::Address(from) => from,
+            Origin::Channel(_) => {
+                return self.carry_message(slot, PeerMessage::ProbeReply { id, seen: None }, now);
             }
-            Origin::Channel(_) if peer.path == PeerPath::None => peer.path = PeerPath::Channel,
-            Origin::Channel(_) => {}
+        };
+        self.flush_train();
+        let Some(peer) = self.peers.get_mut(slot) else { return };
+        let mut plain = [0; MESSAGE_BYTES_MAX];
+        let reply = PeerMessage::ProbeReply { id, seen: Some(seen) };
+        let Some(length) = reply.write(&mut plain) else { return };
+        if let Some(length) = peer.session.seal_silently(&plain[..length], self.train.room(), now) {
+            let _ = self.socket.send(seen, &self.train.room()[..length], length);
+        }
+    }
+
+    /// Tells all peers to which a direct path is searched for that this gateway has another address.
+    fn tell_all_addresses(&mut self, now: Instant) {
+        for slot in 0..self.peers.slots() {
+            if self.peers.get(slot).is_some_and(|peer| peer.is_searching(now)) {
+                self.tell_addresses(slot, now);
+            }
+        }
+    }
+
+    /// Takes note of a handshake that went there and back.
+    fn note_handshake(&mut self, slot: usize, origin: Origin, now: Instant) {
+        let Some(peer) = self.peers.get_mut(slot) else { return };
+        if let Origin::Address(from) = origin {
+            peer.note_address(from, false, now);
+            peer.note_confirmed(from, now);
         }
     }
 }

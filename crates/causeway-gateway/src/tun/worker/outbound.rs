@@ -1,9 +1,10 @@
 //! From the device to the socket.
 
+use std::net::SocketAddr;
 use std::time::{Instant, SystemTime};
 
 use super::admit::{Arrival, NotAdmitted, admit};
-use super::peers::PeerPath;
+use super::peers::{CarriedProbe, Peer};
 use super::{Worker, records};
 use crate::tun::cipher::TAG_BYTES;
 use crate::tun::counters::DropReason;
@@ -11,7 +12,8 @@ use crate::tun::mss;
 use crate::tun::noise::DATA_HEADER_BYTES;
 use crate::tun::offload::{FrameHeader, SegmentKind, SplitError, complete_checksum, fragment, split};
 use crate::tun::packet::{self, ParsedPacket};
-use crate::tun::path_monitor::{PROBE_SIZE_MAX, ProbeMessage, USED_FOR};
+use crate::tun::path_monitor::PROBE_SIZE_MAX;
+use crate::tun::peer_message::{MESSAGE_BYTES_MAX, PeerMessage};
 use crate::tun::reply::{REPLY_MAX, ReplyReason, reply};
 use crate::tun::socket::SendError;
 use crate::tun::translate::Direction;
@@ -81,7 +83,10 @@ impl Worker {
     /// Seals a packet for a peer into the train, or keeps it until the handshake is done.
     pub(super) fn send_packet(&mut self, slot: usize, packet: &[u8], now: Instant) {
         let Some(peer) = self.peers.get_mut(slot) else { return };
-        peer.used = Some(now);
+        // A keepalive is no use of the path.
+        if !packet.is_empty() {
+            peer.used = Some(now);
+        }
         if !peer.session.is_open(now) {
             peer.session.want_handshake();
             if !peer.stage(packet) {
@@ -109,22 +114,19 @@ impl Worker {
     pub(super) fn flush_train(&mut self) {
         let Some((slot, bytes, segment, count)) = self.train.take() else { return };
         let Some(peer) = self.peers.get_mut(slot) else { return };
-        let direct = peer.endpoint.filter(|_| !peer.monitor.is_dead());
-        if direct.is_none() && !peer.planned.entry.plain_wireguard {
+        let mut carried = 0;
+        if peer.needs_channel(Instant::now()) {
             let name = &peer.planned.entry.gateway;
-            let carried =
+            carried =
                 bytes.chunks(segment).filter(|packet| self.shared.carrier.try_send(name, packet)).count();
-            if carried > 0 {
-                self.counters.dropped[DropReason::Socket as usize] += (count - carried) as u64;
-                peer.path = PeerPath::Channel;
-                return;
-            }
         }
-        let Some(endpoint) = peer.endpoint else {
-            self.counters.dropped[DropReason::NoSession as usize] += count as u64;
+        // Without a path that works, the last address of the peer is better than nothing.
+        let last = peer.endpoint.filter(|_| carried == 0);
+        let Some(endpoint) = peer.direct().or(last) else {
+            let reason = if carried > 0 { DropReason::Socket } else { DropReason::NoSession };
+            self.counters.dropped[reason as usize] += (count - carried) as u64;
             return;
         };
-        peer.path = PeerPath::Direct;
         match self.socket.send(endpoint, bytes, segment) {
             Ok(()) => {}
             Err(SendError::TooLong) => {
@@ -139,6 +141,7 @@ impl Worker {
     /// Does what is due for a peer: handshakes, keepalives, probes.
     pub(super) fn handle_peer_time(&mut self, slot: usize, now: Instant) {
         let Some(peer) = self.peers.get_mut(slot) else { return };
+        peer.session.keep_alive(peer.keepalive(now));
         let actions = peer.session.handle_time(now);
         if actions.initiate {
             let index = super::random_index();
@@ -151,18 +154,78 @@ impl Worker {
         if actions.keepalive {
             self.send_packet(slot, &[], now);
         }
-        let Some(peer) = self.peers.get_mut(slot).filter(|peer| !peer.planned.entry.plain_wireguard) else {
-            return;
-        };
-        if peer.session.is_open(now) && peer.endpoint.is_some() {
-            if peer.session.is_unanswered(now) {
-                peer.monitor.suspect(now);
+        self.handle_path_time(slot, now);
+    }
+
+    /// Sends the probes that are due for the paths to a peer.
+    fn handle_path_time(&mut self, slot: usize, now: Instant) {
+        let open = |peer: &&mut Peer| !peer.is_plain() && peer.session.is_open(now);
+        let Some(peer) = self.peers.get_mut(slot).filter(open) else { return };
+        let (is_used, is_unanswered) = (peer.is_used(now), peer.session.is_unanswered(now));
+        match peer.selector.selected() {
+            Some(address) => {
+                if is_unanswered {
+                    peer.monitor.suspect(now);
+                }
+                let probe = peer.monitor.handle_time(now, is_used);
+                if peer.monitor.is_dead() {
+                    tracing::debug!(gateway = %peer.planned.entry.gateway, %address, "the direct path is lost");
+                    peer.selector.handle_lost(now);
+                    peer.monitor.handle_new_path(now);
+                } else if let Some(probe) = probe {
+                    self.send_probe(slot, address, probe.id, probe.size, now);
+                }
             }
-            let is_used = peer.used.is_some_and(|used| now.duration_since(used) < USED_FOR);
-            if let Some(probe) = peer.monitor.handle_time(now, is_used) {
-                self.send_probe(slot, probe.id, probe.size, now);
+            None if is_unanswered && peer.carried.is_due(now) => {
+                peer.carried.sent = Some(now);
+                self.carry_message(slot, PeerMessage::ProbeRequest { id: CarriedProbe::ID }, now);
+            }
+            None => {}
+        }
+        let is_round = self.peers.get(slot).is_some_and(|peer| peer.selector.is_round_due(now, is_used));
+        if is_round {
+            self.tell_addresses(slot, now);
+        }
+        while let Some(probe) =
+            self.peers.get_mut(slot).and_then(|peer| peer.selector.next_probe(now, is_used))
+        {
+            self.send_probe(slot, probe.address, probe.id, 0, now);
+        }
+    }
+
+    /// Asks relays for the address of this gateway while a direct path is searched for.
+    pub(super) fn ask_relays(&mut self, now: Instant) {
+        if !self.peers.iter().any(|peer| peer.is_searching(now)) {
+            return;
+        }
+        for (_, relay) in self.peers.iter_mut().filter(|(_, peer)| peer.is_reflexive_due(now)) {
+            relay.used = Some(now);
+            if !relay.session.is_open(now) {
+                relay.session.want_handshake();
+            } else if relay.selector.selected().is_some() {
+                relay.monitor.suspect(now);
             }
         }
+    }
+
+    /// Tells a peer, by the path that works, at which addresses this gateway may be reached directly.
+    pub(super) fn tell_addresses(&mut self, slot: usize, now: Instant) {
+        let addresses = self.peers.reflexive(now);
+        if !addresses.is_empty() {
+            self.carry_message(slot, PeerMessage::Addresses(addresses), now);
+        }
+    }
+
+    /// Sends a message to a peer over the channel.
+    pub(super) fn carry_message(&mut self, slot: usize, message: PeerMessage, now: Instant) {
+        self.flush_train();
+        let mut plain = [0; MESSAGE_BYTES_MAX];
+        let Some(length) = message.write(&mut plain) else { return };
+        let Some(peer) = self.peers.get_mut(slot) else { return };
+        let Some(sealed) = peer.session.seal_silently(&plain[..length], self.train.room(), now) else {
+            return;
+        };
+        self.shared.carrier.try_send(&peer.planned.entry.gateway, &self.train.room()[..sealed]);
     }
 
     /// Sends an initiation by every way: the response shows which one works.
@@ -171,21 +234,20 @@ impl Worker {
         if let Some(target) = peer.initiation_target() {
             let _ = self.socket.send(target, message, message.len());
         }
-        if !peer.planned.entry.plain_wireguard {
+        if !peer.is_plain() {
             self.shared.carrier.try_send(&peer.planned.entry.gateway, message);
         }
     }
 
-    /// Sends a probe over the direct path, whatever path packets take.
-    fn send_probe(&mut self, slot: usize, id: u32, size: usize, now: Instant) {
+    /// Sends a probe to an address, padded to `size` bytes, whatever path packets take.
+    fn send_probe(&mut self, slot: usize, address: SocketAddr, id: u32, size: usize, now: Instant) {
         self.flush_train();
         let Some(peer) = self.peers.get_mut(slot) else { return };
-        let Some(endpoint) = peer.endpoint else { return };
         let mut plain = [0; PROBE_SIZE_MAX];
-        let Some(plain) = plain.get_mut(..size) else { return };
-        plain[..8].copy_from_slice(&ProbeMessage::Request { id }.write());
+        let Some(length) = (PeerMessage::ProbeRequest { id }).write(&mut plain) else { return };
+        let Some(plain) = plain.get(..size.max(length)) else { return };
         let Some(length) = peer.session.seal_silently(plain, self.train.room(), now) else { return };
-        let _ = self.socket.send(endpoint, &self.train.room()[..length], length);
+        let _ = self.socket.send(address, &self.train.room()[..length], length);
     }
 
     /// Cuts a packet of IPv4 that may be fragmented and is longer than the path.

@@ -5,34 +5,59 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use causeway_netmap::GatewayName;
-use ipnet::IpNet;
 
 use crate::tun::counters::PacketCount;
 use crate::tun::noise::PublicKey;
-use crate::tun::path_monitor::PathMonitor;
+use crate::tun::path_monitor::{PathMonitor, USED_FOR};
+use crate::tun::path_selector::{CandidateSource, PathSelector};
+use crate::tun::peer_message::AddressList;
 use crate::tun::plan::{ForwardPlan, PlannedPeer};
+use crate::tun::route_table::RouteTable;
 use crate::tun::session::PeerSession;
 
 /// Packets that wait for a handshake; the oldest is dropped.
 pub const STAGED_MAX: usize = 64;
 /// NATs forget a UDP mapping after 30 seconds or more; WireGuard's documentation recommends 25.
 const PERSISTENT_KEEPALIVE: Duration = Duration::from_secs(25);
+/// A path is held open for this time after the last packet. Later the first packet takes the channel as well.
+const HOLD_FOR: Duration = Duration::from_secs(300);
+/// A relay is asked again for this gateway's address after this time, while it is needed.
+const REFLEXIVE_FRESH: Duration = Duration::from_secs(20);
 
 pub struct Peer {
     pub planned: PlannedPeer,
     pub session: PeerSession,
+    pub selector: PathSelector,
     pub monitor: PathMonitor,
     /// The address from which the last authentic message came.
     pub endpoint: Option<SocketAddr>,
+    /// The address of this gateway as the peer sees it, and the time of the reply that says so.
+    pub reflexive: Option<(SocketAddr, Instant)>,
+    pub carried: CarriedProbe,
     /// The planned endpoint that is tried next.
     pub next_endpoint: usize,
-    pub path: PeerPath,
     pub staged: Vec<Vec<u8>>,
     pub sent: PacketCount,
     pub received: PacketCount,
     /// The time of the last packet in either direction.
     pub used: Option<Instant>,
-    pub heard: Option<Instant>,
+}
+
+/// A probe over the channel.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct CarriedProbe {
+    pub sent: Option<Instant>,
+    pub round_trip: Option<Duration>,
+}
+
+impl CarriedProbe {
+    /// Probes over the channel have an identifier of their own.
+    pub const ID: u32 = 0;
+    const PERIOD: Duration = Duration::from_secs(1);
+
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.sent.is_none_or(|sent| now.duration_since(sent) >= CarriedProbe::PERIOD)
+    }
 }
 
 /// The way that sealed packets take.
@@ -43,6 +68,7 @@ pub enum PeerPath {
     #[default]
     None,
     Direct,
+    /// Over the channel: between two edges the cloud forwards the packets, and cannot read them.
     Channel,
 }
 
@@ -52,8 +78,7 @@ pub struct PeerTable {
     by_key: HashMap<PublicKey, usize>,
     by_name: HashMap<GatewayName, usize>,
     by_index: HashMap<u32, usize>,
-    /// Longest prefix first.
-    routes: Vec<(IpNet, usize)>,
+    routes: RouteTable,
 }
 
 impl PeerTable {
@@ -91,7 +116,7 @@ impl PeerTable {
 
     /// Returns the peer behind which an address is.
     pub fn towards(&self, address: IpAddr) -> Option<usize> {
-        self.routes.iter().find(|(network, _)| network.contains(&address)).map(|(_, slot)| *slot)
+        self.routes.find(address)
     }
 
     /// Enters a new index of a session, and forgets those that the session no longer has.
@@ -120,7 +145,11 @@ impl PeerTable {
             self.iter_mut().map(|(slot, peer)| (peer.planned.entry.gateway.clone(), slot)).collect();
         for planned in &plan.peers {
             match known.get(&planned.entry.gateway).and_then(|slot| self.get_mut(*slot)) {
-                Some(peer) => peer.planned = planned.clone(),
+                Some(peer) => {
+                    peer.planned = planned.clone();
+                    // The peer may have got its netmap at the same time.
+                    peer.session.retry_soon();
+                }
                 None => {
                     let free = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
                     if free == self.slots.len() {
@@ -132,6 +161,26 @@ impl PeerTable {
             }
         }
         self.index();
+        for peer in self.slots.iter_mut().flatten() {
+            // An address behind the tunnel itself would lead sealed packets back into it.
+            peer.planned.endpoints.retain(|endpoint| self.routes.find(endpoint.ip()).is_none());
+            let endpoints = peer.planned.endpoints.iter().copied();
+            peer.selector.follow(CandidateSource::Planned, endpoints, now);
+        }
+    }
+
+    /// Returns the addresses of this gateway as relays see them.
+    pub fn reflexive(&self, now: Instant) -> AddressList {
+        let mut found: Vec<SocketAddr> = Vec::new();
+        for peer in self.iter().filter(|peer| peer.planned.entry.relay) {
+            if let Some((address, _)) =
+                peer.reflexive.filter(|(_, heard)| now.duration_since(*heard) < HOLD_FOR)
+                && !found.contains(&address)
+            {
+                found.push(address);
+            }
+        }
+        AddressList::new(found)
     }
 
     fn index(&mut self) {
@@ -143,29 +192,120 @@ impl PeerTable {
         let networks = |(slot, peer): (usize, &Peer)| {
             peer.planned.entry.networks.clone().into_iter().map(move |network| (network, slot))
         };
-        let mut routes: Vec<(IpNet, usize)> = slots().flat_map(networks).collect();
-        routes.sort_by_key(|(network, slot)| (std::cmp::Reverse(network.prefix_len()), *slot));
+        let routes = RouteTable::new(slots().flat_map(networks));
         (self.by_key, self.by_name, self.by_index, self.routes) = (by_key, by_name, by_index, routes);
     }
 }
 
 impl Peer {
     fn new(planned: PlannedPeer, mtu_max: usize, now: Instant) -> Peer {
-        // Only the end that knows no address of the other must keep its own NAT mapping open.
-        let keepalive = (!planned.endpoints.is_empty()).then_some(PERSISTENT_KEEPALIVE);
-        let session = PeerSession::new(planned.entry.public_key.0, planned.cipher(), keepalive);
+        let session = match planned.entry.plain_wireguard {
+            true => PeerSession::plain(planned.entry.public_key.0),
+            false => PeerSession::new(planned.entry.public_key.0, planned.cipher()),
+        };
         Peer {
             session,
+            selector: PathSelector::new(now),
             monitor: PathMonitor::new(mtu_max, now),
             planned,
             endpoint: None,
+            reflexive: None,
+            carried: CarriedProbe::default(),
             next_endpoint: 0,
-            path: PeerPath::None,
             staged: Vec::new(),
             sent: PacketCount::default(),
             received: PacketCount::default(),
             used: None,
-            heard: None,
+        }
+    }
+
+    pub fn is_plain(&self) -> bool {
+        self.planned.entry.plain_wireguard
+    }
+
+    /// Tells whether packets were exchanged lately.
+    pub fn is_used(&self, now: Instant) -> bool {
+        self.used.is_some_and(|used| now.duration_since(used) < USED_FOR)
+    }
+
+    /// Returns the address to which packets go.
+    pub fn direct(&self) -> Option<SocketAddr> {
+        if self.is_plain() { self.endpoint } else { self.selector.selected() }
+    }
+
+    pub fn path(&self, now: Instant) -> PeerPath {
+        match self.direct() {
+            _ if !self.session.is_open(now) => PeerPath::None,
+            Some(_) => PeerPath::Direct,
+            None => PeerPath::Channel,
+        }
+    }
+
+    /// Tells whether packets take the channel too, because there is no direct path or it is in doubt. Of two copies the
+    /// peer takes the first one.
+    pub fn needs_channel(&self, now: Instant) -> bool {
+        !self.is_plain()
+            && (self.selector.selected().is_none()
+                || self.monitor.is_doubtful()
+                || self.selector.is_stale(now))
+    }
+
+    /// Tells whether a direct path is wanted and not there.
+    pub fn is_searching(&self, now: Instant) -> bool {
+        !self.is_plain()
+            && !self.planned.entry.relay
+            && self.is_used(now)
+            && self.session.is_open(now)
+            && self.selector.selected().is_none()
+    }
+
+    /// Tells whether a relay should be asked for this gateway's address.
+    pub fn is_reflexive_due(&self, now: Instant) -> bool {
+        self.planned.entry.relay
+            && self.reflexive.is_none_or(|(_, heard)| now.duration_since(heard) >= REFLEXIVE_FRESH)
+    }
+
+    /// Returns the period of keepalives. Another gateway can always be woken over the channel, so that only a path in
+    /// use is held open; a plain WireGuard peer has no other way to begin.
+    pub fn keepalive(&self, now: Instant) -> Option<Duration> {
+        let is_held = || self.used.is_some_and(|used| now.duration_since(used) < HOLD_FOR);
+        let holds = match self.is_plain() {
+            true => !self.planned.endpoints.is_empty(),
+            false => self.selector.selected().is_some() && self.session.is_open(now) && is_held(),
+        };
+        holds.then_some(PERSISTENT_KEEPALIVE)
+    }
+
+    /// Takes note of an authentic message. `is_packet`: of a host, which shows the path that the peer chose.
+    pub fn note_address(&mut self, from: SocketAddr, is_packet: bool, now: Instant) {
+        self.endpoint = Some(from);
+        if self.is_plain() {
+            return;
+        }
+        if is_packet && self.selector.selected().is_some_and(|selected| selected != from) {
+            self.monitor.suspect(now);
+        }
+        self.selector.handle_seen(from, now);
+    }
+
+    /// Takes note that a packet of a host came over the channel: the peer may have lost the direct path.
+    pub fn note_carried(&mut self, now: Instant) {
+        if self.selector.selected().is_some() {
+            self.monitor.suspect(now);
+        }
+    }
+
+    /// Takes note that a handshake went there and back by this address.
+    pub fn note_confirmed(&mut self, from: SocketAddr, now: Instant) {
+        if !self.is_plain() && self.selector.handle_confirmed(from, now) {
+            self.monitor.handle_new_path(now);
+        }
+    }
+
+    /// Takes note of the reply to a probe of an address.
+    pub fn note_reply(&mut self, id: u32, now: Instant) {
+        if self.selector.handle_reply(id, now) {
+            self.monitor.handle_new_path(now);
         }
     }
 
@@ -174,7 +314,7 @@ impl Peer {
         let planned =
             self.planned.endpoints.get(self.next_endpoint % self.planned.endpoints.len().max(1)).copied();
         self.next_endpoint = self.next_endpoint.wrapping_add(1);
-        match (self.endpoint, planned) {
+        match (self.direct().or(self.endpoint), planned) {
             (Some(endpoint), Some(_)) if self.next_endpoint % 2 == 1 => Some(endpoint),
             (endpoint, planned) => planned.or(endpoint),
         }

@@ -188,7 +188,10 @@ fn tunnel_hops(objects: &ObjectSet, tunnel: &Value, name: &str, far: &str) -> Ve
             }
             Some("channel") => findings.push(Finding::warning(
                 hop,
-                format!("over the channel{rtt}: UDP does not pass, or a NAT is in the way"),
+                format!(
+                    "over the channel{rtt}, not direct: {}",
+                    peer["notDirect"].as_str().unwrap_or("UDP does not pass, or a NAT is in the way")
+                ),
                 format!("let UDP of port {} pass where more speed is needed", tunnel_port(tunnel)),
             )),
             _ => findings.push(Finding::unknown(hop, "no handshake yet", "send a packet: ping a host there")),

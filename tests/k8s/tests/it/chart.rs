@@ -1,0 +1,122 @@
+//! The Helm chart: rendered with Go's templates and sprig in place of helm, its configuration files accepted by `check-config`, and its
+//! manifests accepted by a real kube-apiserver. The plain manifests in `deploy/kubernetes` are made from it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use testlab::causeway::{Ran, finish, run};
+
+use crate::edge_api::{self, Cluster};
+use crate::here;
+use crate::kubectl::{self, Kubectl};
+
+/// The folder of Debian's Go packages.
+const GOPATH: &str = "/usr/share/gocode";
+
+/// Builds the renderer. None: no Go, or no sprig.
+fn renderer(folder: &Path) -> Option<PathBuf> {
+    let program = folder.join("render");
+    if !Path::new(GOPATH).join("src/github.com/Masterminds/sprig").exists() {
+        println!(
+            "SKIPPED: needs golang-go, golang-github-masterminds-sprig-dev, golang-gopkg-yaml.v3-dev (.ci/needs test)"
+        );
+        return None;
+    }
+    let mut build = Command::new("go");
+    build.args(["build", "-o"]).arg(&program).arg(here("chart/render.go"));
+    build.env("GO111MODULE", "off").env("GOPATH", GOPATH).env("GOCACHE", folder.join("go-cache"));
+    finish(build, None).unwrap().success().unwrap();
+    Some(program)
+}
+
+fn render(program: &Path, values: Option<&Path>) -> Ran {
+    let mut command = Command::new(program);
+    command.arg(here("../../deploy/helm/causeway")).args(["causeway", "causeway-system"]);
+    command.args(values);
+    finish(command, None).unwrap()
+}
+
+fn rendered(program: &Path, values: &str) -> String {
+    render(program, Some(Path::new(&here(&format!("chart/{values}.yaml"))))).success().unwrap()
+}
+
+#[test]
+fn the_plain_manifests_are_those_of_the_chart() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = renderer(folder.path()) else { return };
+    for (name, fix) in [
+        (
+            "cloud",
+            "Set `advertise` to the endpoints at which edges reach the Services causeway-channel and causeway-channel-udp, and the image.",
+        ),
+        (
+            "edge",
+            "Label one node causeway.io/gateway=true, make the Secret causeway-join with the key join.token, and set the image.",
+        ),
+    ] {
+        let head = format!(
+            "# Made from deploy/helm/causeway; UPDATE=1 cargo nextest run -p k8s-tests chart writes it anew.\n# {fix}\n\
+             # kubectl create namespace causeway-system first.\n"
+        );
+        let text = head + &rendered(&program, name);
+        let path = here(&format!("../../deploy/kubernetes/{name}.yaml"));
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(committed == text, "{path}: UPDATE=1 cargo nextest run -p k8s-tests chart");
+    }
+}
+
+#[test]
+fn the_chart_renders_to_configurations_that_are_valid() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = renderer(folder.path()) else { return };
+    let mut checked = 0;
+    for values in ["cloud", "edge", "everything"] {
+        let text = rendered(&program, values);
+        for name in ["cloud.toml", "edge.toml"] {
+            let Some((_, after)) = text.split_once(&format!("  {name}: |\n")) else { continue };
+            let lines = after.lines().take_while(|line| line.starts_with("    "));
+            let config: String = lines.map(|line| format!("{}\n", line.trim_start())).collect();
+            let path = folder.path().join(name);
+            std::fs::write(&path, &config).unwrap();
+            let ran = run(&["check-config", path.to_str().unwrap()]).unwrap();
+            assert_eq!(ran.code, 0, "{values} {name}: {}\n{config}", ran.stderr);
+            assert!(ran.stdout.contains("# file"), "{config}");
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 4);
+    let refused = render(&program, None);
+    assert!(refused.code == 1 && refused.stderr.contains("cloud.advertise"), "{refused:?}");
+    let few = folder.path().join("few.yaml");
+    std::fs::write(&few, "cloud: {advertise: [a:1], replicas: 2}").unwrap();
+    let refused = render(&program, Some(&few));
+    assert!(refused.code == 1 && refused.stderr.contains("cloud.etcd"), "{refused:?}");
+}
+
+#[test]
+fn a_kube_apiserver_accepts_the_chart() {
+    let folder = tempfile::tempdir().unwrap();
+    if let Some(reason) = edge_api::missing() {
+        println!("SKIPPED: {reason}");
+        return;
+    }
+    let Some(program) = renderer(folder.path()) else { return };
+    let cluster = Cluster(folder.path().join("cluster"));
+    let mut up = Command::new(here("lab/kube-apiserver-up"));
+    up.arg(&cluster.0);
+    finish(up, None).unwrap().success().unwrap();
+    let kubeconfig = cluster.0.join("kubeconfig");
+    let kubectl = Kubectl::new(&kubectl::programs().remove(0), &kubeconfig, folder.path().join("home"));
+    kubectl.ok("create namespace causeway-system");
+    for (values, objects) in [("cloud", 5), ("edge", 2), ("everything", 9)] {
+        let text = kubectl.ok_with(&rendered(&program, values), "apply --dry-run=server -f -");
+        assert_eq!(
+            text.lines().filter(|line| line.contains("created (server dry run)")).count(),
+            objects,
+            "{values}: {text}"
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! Paths between two edges of a community of which the cloud is no member: at once over the channel, then directly where
+//! their NATs allow it.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use testlab::causeway::wait_for;
+use testlab::net::Traffic;
+
+use crate::layer3_lab::{Layer3, PATIENCE, PORT};
+
+/// Rounds of a search end in vain after about five seconds; this is the time in which no direct path may come.
+const SEARCH: Duration = Duration::from_secs(8);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Nat {
+    /// Packets to the port of the tunnel are let in from everywhere.
+    FullCone,
+    /// One outside port for all destinations, another one than inside, and replies only.
+    PortRestricted,
+    /// A random outside port for each destination.
+    Symmetric,
+}
+
+/// Makes the NAT of a site behave so. All of them masquerade from the beginning.
+fn set_nat(lab: &Layer3, node: &str, nat: Nat) {
+    let inside = "192.168.1.0/24";
+    let edge = lab.net.ipv4(&node.replace("nat", "edge")).unwrap();
+    let rules = match nat {
+        Nat::FullCone => format!(
+            "chain pre {{ type nat hook prerouting priority dstnat;\nip saddr != {inside} udp dport 7446 dnat ip to {edge}:7446\n}}\n"
+        ),
+        // Before the chain that masquerades.
+        Nat::PortRestricted | Nat::Symmetric => {
+            let port = if nat == Nat::Symmetric { "fully-random" } else { "to :17446" };
+            format!(
+                "chain out {{ type nat hook postrouting priority srcnat - 1;\nip saddr {inside} udp sport 7446 masquerade {port}\n}}\n"
+            )
+        }
+    };
+    // As routers do, the NAT drops what is not for it. Otherwise a probe that comes first takes the outside port for
+    // itself, and the mapping of the edge gets another one.
+    let drop = "chain guard { type filter hook input priority 0;\nudp dport { 7446, 17446 } drop\n}\n";
+    lab.nft(node, &format!("table inet lab_nat_kind {{\n{rules}{drop}}}\n"));
+}
+
+/// Returns the state of the path from one edge to the other.
+fn path(lab: &Layer3, from: usize, to: &str) -> Value {
+    lab.edges[from].debug().unwrap()["tunnel"]["peers"][to].clone()
+}
+
+/// Both edges send through NATs of these kinds. `direct`: a direct path must come, else none may.
+fn check(test: &str, nats: [Nat; 2], direct: bool) {
+    let Some(lab) = Layer3::start(test) else { return };
+    set_nat(&lab, "nat-a", nats[0]);
+    set_nat(&lab, "nat-b", nats[1]);
+    let begin = Instant::now();
+    lab.community(&["edge-a", "edge-b"], None);
+    lab.await_crossing("host-a", "host-b", false);
+    println!("{nats:?}: packets cross {:?} after the community was applied", begin.elapsed());
+    let target = lab.address("host-b", false);
+    let is_direct = || {
+        lab.pings("host-a", target);
+        let ends = [path(&lab, 0, "edge-b"), path(&lab, 1, "edge-a")];
+        ends.iter().all(|end| end["path"] == "direct").then_some(ends)
+    };
+    if direct {
+        let ends = wait_for("the path is direct", is_direct).unwrap();
+        println!("{nats:?}: direct {:?} after the community was applied: {ends:?}", begin.elapsed());
+    } else {
+        let deadline = Instant::now() + SEARCH;
+        while Instant::now() < deadline {
+            assert!(is_direct().is_none(), "{nats:?}");
+        }
+        wait_for("the edge says why", || {
+            lab.pings("host-a", target);
+            let end = path(&lab, 0, "edge-b");
+            let why = end["notDirect"].as_str().is_some_and(|why| why.contains("NAT or firewall"));
+            (end["path"] == "channel" && why).then_some(())
+        })
+        .unwrap();
+    }
+    lab.await_crossing("host-b", "host-a", true);
+    lab.end();
+}
+
+#[test]
+fn layer3_two_full_cone_nats_become_direct() {
+    check("layer3_two_full_cone_nats_become_direct", [Nat::FullCone, Nat::FullCone], true);
+}
+
+#[test]
+fn layer3_two_port_restricted_nats_become_direct() {
+    check("layer3_two_port_restricted_nats_become_direct", [Nat::PortRestricted, Nat::PortRestricted], true);
+}
+
+#[test]
+fn layer3_a_symmetric_nat_and_a_full_cone_become_direct() {
+    check("layer3_a_symmetric_nat_and_a_full_cone_become_direct", [Nat::Symmetric, Nat::FullCone], true);
+}
+
+#[test]
+fn layer3_a_symmetric_and_a_port_restricted_nat_stay_relayed() {
+    let test = "layer3_a_symmetric_and_a_port_restricted_nat_stay_relayed";
+    check(test, [Nat::Symmetric, Nat::PortRestricted], false);
+}
+
+#[test]
+fn layer3_two_symmetric_nats_stay_relayed() {
+    check("layer3_two_symmetric_nats_stay_relayed", [Nat::Symmetric, Nat::Symmetric], false);
+}
+
+#[test]
+fn layer3_a_connection_survives_the_loss_and_the_return_of_the_direct_path() {
+    let test = "layer3_a_connection_survives_the_loss_and_the_return_of_the_direct_path";
+    let Some(lab) = Layer3::start(test) else { return };
+    set_nat(&lab, "nat-a", Nat::PortRestricted);
+    set_nat(&lab, "nat-b", Nat::PortRestricted);
+    lab.community(&["edge-a", "edge-b"], None);
+    lab.await_crossing("host-a", "host-b", false);
+    let server = SocketAddr::new(lab.address("host-b", false), PORT);
+    let mut connection = lab.host("host-a").inside(|| Ok(TcpStream::connect(server)?)).unwrap();
+    connection.set_read_timeout(Some(PATIENCE)).unwrap();
+    connection.set_nodelay(true).unwrap();
+    // Echoes until the paths of both ends are as wanted; returns the longest time without an echo.
+    let mut echo_until = |wanted: &str| {
+        let (begin, mut longest) = (Instant::now(), Duration::ZERO);
+        loop {
+            let sent = Instant::now();
+            connection.write_all(b"still there?").unwrap();
+            connection.read_exact(&mut [0; 12]).unwrap();
+            longest = longest.max(sent.elapsed());
+            if path(&lab, 0, "edge-b")["path"] == wanted && path(&lab, 1, "edge-a")["path"] == wanted {
+                return (begin.elapsed(), longest);
+            }
+            assert!(begin.elapsed() < PATIENCE, "the path is not {wanted}: {:?}", path(&lab, 0, "edge-b"));
+        }
+    };
+    println!("direct after {:?}", echo_until("direct").0);
+    // The internet loses what the sites send each other; both still reach the cloud.
+    let rules = "ip saddr 198.51.100.0/24 ip daddr 192.0.2.0/24 drop\nip saddr 192.0.2.0/24 ip daddr 198.51.100.0/24 drop\n";
+    lab.nft(
+        "internet",
+        &format!("table inet lab_cut {{\nchain cut {{ type filter hook forward priority 0;\n{rules}}}\n}}\n"),
+    );
+    let (after, longest) = echo_until("channel");
+    println!("the direct path is cut: relayed after {after:?}, longest pause {longest:?}");
+    lab.nft("internet", "delete table inet lab_cut\n");
+    let (after, longest) = echo_until("direct");
+    println!("the direct path is back: direct after {after:?}, longest pause {longest:?}");
+    assert!(longest < PATIENCE);
+    lab.end();
+}
+
+#[test]
+fn layer3_no_session_is_opened_before_a_host_sends() {
+    let test = "layer3_no_session_is_opened_before_a_host_sends";
+    let Some(mut lab) = Layer3::start(test) else { return };
+    lab.community(&["edge-a", "edge-b"], None);
+    let known = |from: usize, to: &str| path(&lab, from, to)["path"].is_string();
+    wait_for("both edges know each other", || (known(0, "edge-b") && known(1, "edge-a")).then_some(()))
+        .unwrap();
+    // No host has sent a packet yet: no session is opened.
+    assert_eq!(path(&lab, 0, "edge-b")["path"], "none");
+    lab.net.block("nat-a", Traffic::Udp).unwrap();
+    lab.await_crossing("host-a", "host-b", false);
+    let is_carried = || (path(&lab, 0, "edge-b")["path"] == "channel").then_some(());
+    wait_for("the edge says that packets take the channel", is_carried).unwrap();
+    lab.net.allow("nat-a", Traffic::Udp).unwrap();
+    lab.end();
+}
