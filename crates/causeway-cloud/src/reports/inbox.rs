@@ -258,11 +258,7 @@ mod tests {
         inbox.tell_status("x", "d", &serde_json::json!({"regrets": [], "backends": backends}));
         let reports = inbox.take();
         let of = |gateway: &str| reports.iter().filter(|(found, _)| found == gateway).count();
-        assert_eq!(
-            (of("a"), of("b"), of("c"), of("d"), reports.len()),
-            (0, 0, 4, 4, 8),
-            "one report per subject"
-        );
+        assert_eq!((of("a"), of("b"), of("c"), of("d"), reports.len()), (0, 0, 4, 4, 8));
         let listening = Report::Listening { problems: vec!["no room".into()] };
         assert!(reports.contains(&("c".into(), listening)), "{reports:?}");
         let outage = BackendOutage { up: 1, of: 2, why: "gone".into(), denied: false };
