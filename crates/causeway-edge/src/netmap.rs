@@ -348,13 +348,13 @@ impl NetmapHandler for NetmapKeeper {
         NetmapKeeper::held(self)
     }
 
-    fn preference(&self) -> TransportPreference {
+    fn preference(&self) -> Option<TransportPreference> {
         let view = self.shared.views.borrow().clone();
-        match view.gateway.as_ref().map(|gateway| gateway.prefer).unwrap_or_default() {
+        Some(match view.gateway.as_ref()?.prefer {
             CarriagePreference::Auto => TransportPreference::Auto,
             CarriagePreference::Speed => TransportPreference::Speed,
             CarriagePreference::Survival => TransportPreference::Survival,
-        }
+        })
     }
 
     fn take(&self, update: Bytes) -> LinkFuture<'static, EdgeMessage> {

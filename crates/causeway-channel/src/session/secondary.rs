@@ -84,6 +84,8 @@ enum LinkPhase {
 pub struct SecondaryPolicy {
     preference: TransportPreference,
     phase: LinkPhase,
+    /// The shortest round trip of the session on this path. Traffic of its own makes the others longer.
+    rtt_min: Option<Duration>,
     /// The beginning of the evidence, and when that was.
     base: Option<(Instant, PathStats, PathStats)>,
     paused_until: Option<Instant>,
@@ -108,6 +110,7 @@ impl SecondaryPolicy {
         SecondaryPolicy {
             preference,
             phase: LinkPhase::Closed,
+            rtt_min: None,
             base: None,
             paused_until: None,
             failures: 0,
@@ -128,12 +131,13 @@ impl SecondaryPolicy {
     /// A session began: its links are new, and so are their counters.
     pub fn handle_session(&mut self) {
         self.phase = LinkPhase::Closed;
-        self.base = None;
+        (self.base, self.rtt_min) = (None, None);
     }
 
     /// The address of this host or the path to the cloud has changed.
     pub fn handle_moved(&mut self, now: Instant) -> SecondaryAction {
         self.pause(now, MOVED_PAUSE, REASON_MOVED);
+        self.rtt_min = None;
         match self.phase {
             LinkPhase::Open { .. } => {
                 self.phase = LinkPhase::Closed;
@@ -181,6 +185,9 @@ impl SecondaryPolicy {
     }
 
     pub fn handle_sample(&mut self, now: Instant, sample: &PathSample) -> SecondaryAction {
+        if !sample.rtt.is_zero() {
+            self.rtt_min = Some(self.rtt_min.map_or(sample.rtt, |known| known.min(sample.rtt)));
+        }
         match &mut self.phase {
             LinkPhase::Opening => SecondaryAction::Wait,
             LinkPhase::Open { .. } if self.preference == TransportPreference::Survival => {
@@ -216,7 +223,7 @@ impl SecondaryPolicy {
             _ if self.paused_until.is_some_and(|until| now < until) => return SecondaryAction::Wait,
             TransportPreference::Speed => self.opened_for = REASON_SPEED,
             TransportPreference::Auto => match self.verdict(now, sample) {
-                None if is_short_and_lossless(sample) => self.opened_for = REASON_SHORT,
+                None if self.is_short() && is_lossless(sample) => self.opened_for = REASON_SHORT,
                 None => {
                     self.reason = REASON_MEASURING;
                     return SecondaryAction::Wait;
@@ -244,7 +251,7 @@ impl SecondaryPolicy {
             return None;
         }
         self.base = None;
-        let tolerated = if sample.rtt < SHORT_RTT { LOSS_PER_MILLE_MAX } else { 0 };
+        let tolerated = if self.is_short() { LOSS_PER_MILLE_MAX } else { 0 };
         let loses = |per_mille: u64| {
             let is_above = |path: &PathStats| {
                 path.lost_bytes * 1000 > (path.acknowledged_bytes + path.lost_bytes) * per_mille
@@ -256,6 +263,11 @@ impl SecondaryPolicy {
             true if loses(THROTTLED_PER_MILLE_MIN) => PathVerdict::Throttled,
             true => PathVerdict::Lossy,
         })
+    }
+
+    /// Whether a short round trip was measured on the path.
+    fn is_short(&self) -> bool {
+        self.rtt_min.is_some_and(|rtt| rtt < SHORT_RTT)
     }
 
     fn pause(&mut self, now: Instant, time: Duration, reason: &'static str) {
@@ -279,10 +291,9 @@ const REASON_CLEAN: &str = "TCP: the path is clean and stable";
 const REASON_SHORT: &str = "TCP: the path is short and has lost nothing";
 const REASON_SPEED: &str = "TCP: prefer is speed";
 
-/// Whether the session has measured a short round trip and has not lost a byte in either direction.
-fn is_short_and_lossless(sample: &PathSample) -> bool {
-    let is_lossless = sample.ours.lost_bytes == 0 && sample.theirs.lost_bytes == 0;
-    is_lossless && !sample.rtt.is_zero() && sample.rtt < SHORT_RTT
+/// Whether the session has not lost a byte in either direction.
+fn is_lossless(sample: &PathSample) -> bool {
+    sample.ours.lost_bytes == 0 && sample.theirs.lost_bytes == 0
 }
 
 fn since(now: PathStats, base: PathStats) -> PathStats {
@@ -365,6 +376,10 @@ mod tests {
                 "{lost}"
             );
         }
+        // Traffic of the session makes its round trips longer and its path no other.
+        let mut policy = SecondaryPolicy::new(TransportPreference::Auto);
+        policy.handle_sample(now, &sample(0, 1, 1));
+        assert_eq!(policy.handle_sample(now + s(1), &sample(EVIDENCE_BYTES, 1_500, 30)), Open);
         // A move keeps streams on QUIC here too.
         let mut policy = SecondaryPolicy::new(TransportPreference::Auto);
         policy.handle_moved(now);

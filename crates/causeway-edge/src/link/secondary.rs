@@ -171,9 +171,14 @@ impl SecondaryDriver {
             while links.try_join_next().is_some() {}
             let sample = self.sample(open.as_ref());
             let is_busy = traffic.handle_sample(self.bytes(), Instant::now());
-            let mut action = self.control.with(session, |policy| {
-                policy.set_preference(self.netmaps.preference());
-                policy.handle_sample(Instant::now(), &sample)
+            // Nothing is opened before the netmap says what the operator prefers: no stream shall begin on a link that is
+            // not to be used.
+            let mut action = self.control.with(session, |policy| match self.netmaps.preference() {
+                Some(preference) => {
+                    policy.set_preference(preference);
+                    policy.handle_sample(Instant::now(), &sample)
+                }
+                None => SecondaryAction::Wait,
             })?;
             if let Some(link) = open.as_ref().filter(|_| sample.secondary_streams > 0)
                 && action == SecondaryAction::Wait

@@ -25,9 +25,9 @@ pub trait NetmapHandler: Send + Sync {
     /// since.
     fn later_acks(&self) -> watch::Receiver<Option<NetmapAck>>;
 
-    /// The transport that the netmap prefers for streams.
-    fn preference(&self) -> TransportPreference {
-        TransportPreference::Auto
+    /// The transport that the netmap prefers for streams. None: there is no netmap yet.
+    fn preference(&self) -> Option<TransportPreference> {
+        Some(TransportPreference::Auto)
     }
 
     /// Applies an update: puts it in force first, then on disk. The response, an acknowledgement or a

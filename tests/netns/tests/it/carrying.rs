@@ -197,7 +197,7 @@ fn with_udp_throttled_to_a_megabit_streams_take_tcp() {
 #[test]
 fn udp_that_is_blocked_during_a_download_costs_the_session_and_the_next_one_is_on_tcp() {
     let test = "udp_that_is_blocked_during_a_download_costs_the_session_and_the_next_one_is_on_tcp";
-    let Some(mut carrying) = Carrying::start(test, "auto", |_| None) else { return };
+    let Some(mut carrying) = Carrying::start(test, "speed", |_| None) else { return };
     let (before, _) = carrying.download_over_tcp();
     carrying.fleet.net.block(NAT, Traffic::Udp).unwrap();
     let begin = Instant::now();
@@ -278,7 +278,8 @@ fn with_survival_a_download_survives_a_new_address() {
 fn with_auto_a_download_that_began_after_a_move_survives_the_next() {
     let test = "with_auto_a_download_that_began_after_a_move_survives_the_next";
     let Some(mut carrying) = Carrying::start(test, "auto", |_| None) else { return };
-    let (download, opened) = carrying.download_over_tcp();
+    let (download, began) = carrying.download();
+    let before = carrying.carried();
     carrying.fleet.net.readdress(EDGE, &["192.168.1.77"]).unwrap();
     let moved = wait_for("new streams take QUIC", || {
         let (_, reason) = carrying.carried();
@@ -290,7 +291,7 @@ fn with_auto_a_download_that_began_after_a_move_survives_the_next() {
     let went_on = move_during(&mut carrying, &second, "192.168.1.78");
     let (rows, reason) = carrying.carried();
     println!(
-        "auto: on TCP after {opened:?}; after a move a new download runs after {took:?}, and after the next move \
+        "auto: a download runs after {began:?}, carried by {before:?}; after a move a new download runs after {took:?}, and after the next move \
          it went on after {went_on:?}; carried by {rows:?} ({reason})"
     );
     assert!(went_on.is_some(), "the download ended");
