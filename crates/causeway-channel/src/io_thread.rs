@@ -10,6 +10,7 @@ mod busy_poll;
 
 use std::cell::Cell;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -43,10 +44,17 @@ pub fn bring(stream: TcpStream, runtime: &Handle) -> io::Result<TcpStream> {
 
 /// The threads that have been started.
 pub fn started() -> Vec<Handle> {
-    RUNTIMES.lock_ignoring_poison().clone()
+    STARTED.lock_ignoring_poison().iter().map(|started| started.runtime.clone()).collect()
 }
 
-static RUNTIMES: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
+/// A thread that was started, and its network namespace: connections that its tasks open leave from there. The demo
+/// runs a cloud and edges in one process, each in a namespace of its own.
+struct StartedThread {
+    namespace: u64,
+    runtime: Handle,
+}
+
+static STARTED: Mutex<Vec<StartedThread>> = Mutex::new(Vec::new());
 
 thread_local! {
     static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
@@ -57,13 +65,24 @@ pub fn current() -> Option<usize> {
     CURRENT.get()
 }
 
+/// Returns the runtime of that thread among those in the caller's network namespace.
 fn runtime(number: usize) -> io::Result<Handle> {
-    let mut runtimes = RUNTIMES.lock_ignoring_poison();
-    while runtimes.len() <= number {
-        let handle = start(runtimes.len())?;
-        runtimes.push(handle);
+    let namespace = network_namespace();
+    let mut threads = STARTED.lock_ignoring_poison();
+    loop {
+        let mut here = threads.iter().filter(|started| started.namespace == namespace);
+        if let Some(started) = here.nth(number) {
+            return Ok(started.runtime.clone());
+        }
+        // A new thread is in the namespace of the thread that starts it.
+        let runtime = start(threads.len())?;
+        threads.push(StartedThread { namespace, runtime });
     }
-    Ok(runtimes[number].clone())
+}
+
+/// The inode that stands for the network namespace of this thread. 0: the kernel has none.
+fn network_namespace() -> u64 {
+    std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |namespace| namespace.ino())
 }
 
 fn start(number: usize) -> io::Result<Handle> {

@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(policy.handle_moved(now), SecondaryAction::Retire);
         assert_eq!(policy.handle_moved(now), SecondaryAction::Wait);
         for (after, expected) in [(1, SecondaryAction::Wait), (599, SecondaryAction::Wait)] {
-            assert_eq!(policy.handle_sample(now + s(after), &sample(after * 10_000_000, 0, 1)), expected);
+            assert_eq!(policy.handle_sample(now + s(after), &sample(after * 10_000_000, 0, 20)), expected);
         }
         policy.handle_sample(now + s(600), &sample(0, 0, 20));
         assert_eq!(policy.handle_sample(now + s(601), &sample(EVIDENCE_BYTES, 0, 20)), SecondaryAction::Open);
