@@ -84,7 +84,7 @@ enum LinkPhase {
 pub struct SecondaryPolicy {
     preference: TransportPreference,
     phase: LinkPhase,
-    /// The shortest round trip of the session on this path. Traffic of its own makes the others longer.
+    /// The shortest round trip of the session on this path. Traffic of the session makes round trips longer.
     rtt_min: Option<Duration>,
     /// The beginning of the evidence, and when that was.
     base: Option<(Instant, PathStats, PathStats)>,
@@ -265,7 +265,7 @@ impl SecondaryPolicy {
         })
     }
 
-    /// Whether a short round trip was measured on the path.
+    /// Returns true if a short round trip was measured on the path.
     fn is_short(&self) -> bool {
         self.rtt_min.is_some_and(|rtt| rtt < SHORT_RTT)
     }
@@ -291,7 +291,7 @@ const REASON_CLEAN: &str = "TCP: the path is clean and stable";
 const REASON_SHORT: &str = "TCP: the path is short and has lost nothing";
 const REASON_SPEED: &str = "TCP: prefer is speed";
 
-/// Whether the session has not lost a byte in either direction.
+/// Returns true if the session has lost no byte in either direction.
 fn is_lossless(sample: &PathSample) -> bool {
     sample.ours.lost_bytes == 0 && sample.theirs.lost_bytes == 0
 }
