@@ -147,8 +147,12 @@ impl Carrying {
         let (begin, client) = (Instant::now(), self.fleet.net.host("cloud").unwrap());
         let running = wait_for("a download takes the TCP link", || {
             let download = Download::start(&client, self.service)?;
-            let has_begun = wait_for("the download begins", || (download.bytes() > 0).then_some(()));
-            has_begun.ok().filter(|()| self.is_on_secondary()).map(|()| download)
+            // A connection that comes before the service is known there is reset, and the next one is tried.
+            let has_begun = wait_for("the download begins", || match download.bytes() > 0 {
+                true => Some(true),
+                false => download.is_over.load(Ordering::Relaxed).then_some(false),
+            });
+            (has_begun.ok()? && self.is_on_secondary()).then_some(download)
         });
         (running.unwrap(), begin.elapsed())
     }
