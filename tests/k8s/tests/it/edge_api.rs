@@ -130,7 +130,10 @@ impl EdgeLab {
     }
 
     fn await_api(&self) {
-        let is_up = || std::net::TcpStream::connect(self.listen).ok();
+        // The port is bound first, then the kubeconfig is written.
+        let kubeconfig = self.folder.path().join("edge/kubernetes/kubeconfig");
+        let is_written = || std::fs::read_to_string(&kubeconfig).is_ok_and(|text| text.contains("user: {}"));
+        let is_up = || std::net::TcpStream::connect(self.listen).ok().filter(|_| is_written());
         wait_for("the edge serves its API", is_up)
             .unwrap_or_else(|error| panic!("{error}\n{}\n{}", self.edge.log(), self.cloud.process.log()));
     }

@@ -93,6 +93,10 @@ fn a_site_that_returns_after_compaction_gets_what_changed() {
     let away = |lab: &mut EdgeLab, change: &mut dyn FnMut()| {
         lab.relay.cut();
         lab.cloud.process.kill().unwrap();
+        wait_for("the edge knows that the cloud is away", || {
+            lab.resource("configmaps").filter(|entry| entry["live"] == false).map(drop)
+        })
+        .unwrap();
         change();
         let revision = runtime.block_on(revision_of(&maps));
         lab.cluster.compact(revision);
@@ -215,9 +219,9 @@ fn the_api_server_sees_one_watch_per_resource_for_all_sites() {
     }
     let steps: &[usize] = if is_soak() { &[1, 10, 500] } else { &[1, 10, 50] };
     let folder = tempfile::tempdir().unwrap();
-    let policy = folder.path().join("audit.yaml");
-    std::fs::write(&policy, "{apiVersion: audit.k8s.io/v1, kind: Policy, rules: [{level: Metadata}]}")
-        .unwrap();
+    let policy = folder.path().join("audit.json");
+    let rules = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]});
+    std::fs::write(&policy, rules.to_string()).unwrap();
     let policy = format!("--audit-policy-file={}", policy.display());
     let cluster = Cluster::start(folder.path(), &[&policy, "--audit-log-path=audit.log"]);
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -250,7 +254,9 @@ async fn many_sites(cluster: &Cluster, steps: &[usize]) {
             () = crate::kube_rs::soon("every site has the change", all_there) => {}
             Some(ended) = tasks.join_next() => panic!("a subscription ended: {ended:?}"),
         }
-        let [lists, watches, reviews, others] = requests(cluster);
+        // A feed is ready with its list; its watch follows.
+        let counted = || Some(requests(cluster)).filter(|[_, watches, ..]| *watches >= FOLLOWED.len());
+        let [lists, watches, reviews, others] = wait_for("every resource is watched", counted).unwrap();
         println!(
             "{count} sites with {} subscriptions: {lists} lists, {watches} watches, {reviews} access reviews, {others} other requests",
             sites.len()
