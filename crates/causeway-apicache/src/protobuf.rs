@@ -68,7 +68,8 @@ pub fn metadata(encoding: BodyEncoding, body: &[u8]) -> Result<Value, BodyError>
     match encoding {
         BodyEncoding::Json => {
             let mut object: Value = serde_json::from_slice(body)?;
-            Ok(object["metadata"].take())
+            // Indexing for a change would panic where the body is no object.
+            Ok(object.get_mut("metadata").map(Value::take).unwrap_or_default())
         }
         BodyEncoding::Protobuf => {
             Ok(decode::<AnyObject>(body)?.metadata.unwrap_or_default().into_json().into())
@@ -493,9 +494,47 @@ mod tests {
             assert!(token_request(BodyEncoding::Protobuf, body).is_err(), "{body:?}");
         }
         assert!(event(BodyEncoding::Json, b"no").is_err());
+        for body in [&b"[]"[..], b"7", b"\"x\"", b"null", b"{}"] {
+            assert_eq!(metadata(BodyEncoding::Json, body).unwrap(), Value::Null);
+            assert_eq!(token_request(BodyEncoding::Json, body).unwrap(), TokenRequestBody::default());
+        }
         assert!(BodyEncoding::of("application/cbor").is_err());
         let of = |text| BodyEncoding::of(text).unwrap();
         assert_eq!(of("application/strategic-merge-patch+json"), BodyEncoding::Json);
         assert_eq!(of("application/vnd.kubernetes.protobuf; x=y"), BodyEncoding::Protobuf);
+    }
+
+    /// A body whose envelope is right, with anything inside: a field of `runtime.Unknown` with the length that it needs.
+    fn in_envelope(content: &[u8]) -> Vec<u8> {
+        let mut body = MAGIC.to_vec();
+        body.extend(Unknown { raw: Bytes::copy_from_slice(content) }.encode_to_vec());
+        body
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_cause_a_panic(content in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300)) {
+            for body in [content.clone(), [MAGIC, &content].concat(), in_envelope(&content)] {
+                for encoding in [BodyEncoding::Json, BodyEncoding::Protobuf] {
+                    let _ = (lease(encoding, &body), event(encoding, &body));
+                    let _ = (metadata(encoding, &body), token_request(encoding, &body));
+                }
+            }
+        }
+
+        #[test]
+        fn any_time_and_any_text_in_a_lease_become_json(
+            seconds in proptest::prelude::any::<i64>(),
+            nanos in proptest::prelude::any::<i32>(),
+            holder in ".*",
+        ) {
+            let spec = LeaseSpec {
+                holder_identity: Some(holder.clone()),
+                renew_time: Some(Time { seconds, nanos }),
+                ..LeaseSpec::default()
+            };
+            let read = lease(BodyEncoding::Protobuf, &enveloped(&Lease { metadata: None, spec: Some(spec) }));
+            proptest::prop_assert_eq!(&read.unwrap()["spec"]["holderIdentity"], &json!(holder));
+        }
     }
 }

@@ -133,7 +133,7 @@ impl Upstream {
             .await
             .map_err(|error| error.status())?;
         match answer["status"]["authenticated"] == Value::Bool(true) {
-            true => Ok(answer["status"]["user"].take()),
+            true => Ok(answer.pointer_mut("/status/user").map(Value::take).unwrap_or_default()),
             false => Err(Status::unauthorized("the API server does not know the token")),
         }
     }

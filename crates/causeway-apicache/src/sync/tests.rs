@@ -294,3 +294,121 @@ fn messages_out_of_place_are_refused() {
     sender.offer(vec![change(6)], Revision(6));
     assert_eq!(receiver.handle(sender.next_message().unwrap()), Err(SyncViolation::Order));
 }
+
+/// A message with numbers and texts that a careless or malicious peer may choose.
+fn strange_numbers(dice: &mut Dice) -> u64 {
+    [0, 1, 2, 7, 4_096, 4_097, u64::from(u32::MAX), u64::MAX][dice.below(8) as usize]
+}
+
+fn strange_change(dice: &mut Dice) -> ChangeEntry {
+    let body = Bytes::from(vec![b'x'; dice.below(3) as usize]);
+    ChangeEntry {
+        key: ["", "a", "shop/a", "/"][dice.below(4) as usize].into(),
+        uid: "u".into(),
+        revision: strange_numbers(dice),
+        deleted: dice.below(2) == 0,
+        body: body.clone(),
+        cells: body,
+    }
+}
+
+fn strange_cloud_message(dice: &mut Dice) -> CloudSyncBody {
+    use super::wire::{Accepted, ChangeBatch, DigestsWanted, KeysWanted, Refused, SyncProgress};
+    let small = |dice: &mut Dice| strange_numbers(dice) as u32;
+    match dice.below(8) {
+        0 => CloudSyncBody::Refused(Refused { code: small(dice), message: String::new() }),
+        1 | 2 => CloudSyncBody::Accepted(Accepted {
+            description: if dice.below(4) == 0 { Bytes::from_static(b"{") } else { description() },
+            resumed: dice.below(2) == 0,
+        }),
+        3 => CloudSyncBody::DigestsWanted(DigestsWanted { buckets: small(dice) }),
+        4 => CloudSyncBody::KeysWanted(KeysWanted {
+            buckets: (0..dice.below(4)).map(|_| small(dice)).collect(),
+            of: small(dice),
+        }),
+        5 => CloudSyncBody::Progress(SyncProgress { revision: strange_numbers(dice) }),
+        _ => CloudSyncBody::Changes(ChangeBatch {
+            changes: (0..dice.below(4)).map(|_| strange_change(dice)).collect(),
+            sequence: if dice.below(4) == 0 { strange_numbers(dice) } else { 1 + dice.below(3) },
+            complete_at: strange_numbers(dice),
+        }),
+    }
+}
+
+fn strange_edge_message(dice: &mut Dice) -> EdgeSyncBody {
+    use super::wire::{BucketDigests, BucketKeys, KeyEntry};
+    let entry = |dice: &mut Dice| KeyEntry {
+        key: "k".repeat(strange_numbers(dice).min(700) as usize),
+        digest: dice.next(),
+    };
+    match dice.below(5) {
+        0 => EdgeSyncBody::Subscribe(Subscribe::default()),
+        1 | 2 => {
+            let count = if dice.below(4) == 0 { dice.below(9) } else { 2 };
+            EdgeSyncBody::Digests(BucketDigests { digests: (0..count).map(|_| dice.next()).collect() })
+        }
+        3 => EdgeSyncBody::Keys(BucketKeys {
+            entries: (0..dice.below(4)).map(|_| entry(dice)).collect(),
+            more: dice.below(2) == 0,
+        }),
+        _ => acknowledge(strange_numbers(dice)),
+    }
+}
+
+#[test]
+fn no_messages_of_a_peer_cause_a_panic_or_lead_a_live_copy_back() {
+    let mut dice = Dice(u64::from(std::process::id()));
+    println!("SEED={}", dice.0);
+    let entries = [("shop/a".to_owned(), "u".to_owned(), Revision(3))];
+    for _ in 0..20_000 {
+        let (mut receiver, mut live_at) = (SyncReceiver::new(Revision(strange_numbers(&mut dice))), None);
+        for _ in 0..dice.below(12) {
+            // A violation ends the session.
+            let Ok(step) = receiver.handle(strange_cloud_message(&mut dice)) else { break };
+            match step {
+                SyncStep::SendDigests { buckets } => drop(digest_answer(&entries, buckets)),
+                SyncStep::SendKeys { wanted, of } => drop(key_answers(&entries, &wanted, of)),
+                SyncStep::Complete { revision, .. } | SyncStep::Advance(revision) => {
+                    assert!(live_at.is_none_or(|live_at| revision >= live_at), "{live_at:?} to {revision}");
+                    live_at = Some(revision);
+                }
+                _ => {}
+            }
+        }
+        let mut target =
+            SyncTarget { revision: Revision(strange_numbers(&mut dice)), ..SyncTarget::default() };
+        for number in 0..dice.below(6) {
+            let (key, uid, revision) = (format!("shop/{number}"), "u".to_owned(), Revision(number));
+            let object =
+                KubeObject { key: key.clone(), uid, revision, body: Bytes::new(), cells: Bytes::new() };
+            target.objects.insert(key, Arc::new(object));
+        }
+        let subscribe = Subscribe {
+            revision: strange_numbers(&mut dice),
+            objects: [0, 3, 8, 9][dice.below(4) as usize],
+            ..Subscribe::default()
+        };
+        let mut sender = SyncSender::compare(description(), &subscribe, target);
+        for _ in 0..dice.below(12) {
+            while let Some(message) = sender.next_message() {
+                super::frames::encode(&super::wire::CloudSyncMessage::from(message)).unwrap();
+            }
+            if sender.handle(strange_edge_message(&mut dice)).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_frame_of_a_peer_causes_a_panic(content in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300)) {
+        use super::frames::decode;
+        use super::wire::{CloudSyncMessage, EdgeSyncMessage};
+        for encoding in [0, 1, 2] {
+            let frame = Bytes::from([&[encoding][..], &content].concat());
+            let _ = decode::<EdgeSyncMessage>(frame.clone(), 1 << 10);
+            let _ = decode::<CloudSyncMessage>(frame, 1 << 10);
+        }
+    }
+}
