@@ -3,14 +3,16 @@
 
 use std::process::Command;
 
+use futures_util::{StreamExt, stream};
 use serde_json::Value;
 use testlab::causeway::{finish, wait_for};
 use testlab::random::SeededRandom;
 
-use crate::edge_api::{EdgeLab, Watching, missing};
+use crate::edge_api::{EdgeLab, Watching, client_of, missing};
 use crate::kubectl::Kubectl;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const NAMES: u64 = 10;
 const TIERS: [&str; 3] = ["a", "b", "c"];
 const SELECTIONS: [&str; 7] = [
     "",
@@ -42,6 +44,10 @@ impl RandomRun {
         lab.config_map("map-0", "first");
         edge.ok("get configmaps");
         lab.await_live("configmaps");
+        // Without the cloud only names that the API server allowed before are given.
+        for number in 0..NAMES {
+            edge.run(&format!("get configmap map-{number}"));
+        }
         let watches = both_watches(&direct, &edge);
         RandomRun {
             lab,
@@ -60,18 +66,18 @@ impl RandomRun {
     fn step(&mut self) {
         match self.random.below(100) {
             0..35 => self.change(),
-            35..65 => self.list(),
-            65..80 => self.page(),
-            80..88 => self.toggle_link(),
-            88..94 => self.compare_watches(),
-            94..97 => self.restart(),
+            35..60 => self.list(),
+            60..72 => self.page(),
+            72..80 => self.toggle_link(),
+            80..86 => self.compare_watches(),
+            86..89 => self.restart(),
             _ => self.get(),
         }
     }
 
     /// A change in the cluster, which the edge may not hear of yet.
     fn change(&mut self) {
-        let name = format!("map-{}", self.random.below(10));
+        let name = format!("map-{}", self.random.below(NAMES));
         let tier = TIERS[usize::try_from(self.random.below(3)).unwrap()];
         match self.random.below(4) {
             0 => drop(self.direct.run(&format!("delete configmap {name} --ignore-not-found"))),
@@ -110,20 +116,30 @@ impl RandomRun {
         self.compare(first, selection, &items);
     }
 
+    /// A get by name, with and without the cloud: the object as it was at the revision of the copy, or 404 where there was none.
     fn get(&mut self) {
-        let name = format!("map-{}", self.random.below(10));
-        if self.is_cut {
-            // Without the cloud only names that the API server allowed before are given; lists are allowed for all names.
+        let name = format!("map-{}", self.random.below(NAMES));
+        let Some(before) = self.ask(MAPS) else { return };
+        let ran = self.edge.run(&format!("get --raw '{MAPS}/{name}'"));
+        let Some(after) = self.ask(MAPS) else { return };
+        let revision = self.note_revision(&after);
+        if before["metadata"]["resourceVersion"] != after["metadata"]["resourceVersion"] {
             return;
         }
-        let Some(found) = self.ask(&format!("{MAPS}/{name}")) else { return };
-        let revision = found["metadata"]["resourceVersion"].as_str().unwrap();
-        let theirs = self.at(revision.parse().unwrap(), &format!("fieldSelector=metadata.name%3D{name}"));
-        let theirs = &theirs["items"][0];
-        assert_eq!(
-            (&found["data"], &found["metadata"]["uid"]),
-            (&theirs["data"], &theirs["metadata"]["uid"])
-        );
+        let theirs = self.at(revision, &format!("fieldSelector=metadata.name%3D{name}"));
+        let theirs = theirs["items"].get(0);
+        if ran.code == 0 {
+            self.answered += 1;
+            let found: Value = serde_json::from_str(&ran.stdout).unwrap();
+            let parts = |object: &Value| (object["data"].clone(), object["metadata"].clone());
+            assert_eq!(Some(parts(&found)), theirs.map(parts), "{name} at {revision}");
+        } else if ran.stderr.contains("NotFound") {
+            assert_eq!(theirs, None, "{name} at {revision}");
+        } else {
+            let is_honest = ["ServiceUnavailable", "cannot be reached"];
+            assert!(is_honest.iter().any(|text| ran.stderr.contains(text)), "{name}: {ran:?}");
+            self.refused += 1;
+        }
     }
 
     /// The answer of the edge; `None` for an honest 503, and for a name that is not there.
@@ -227,6 +243,51 @@ fn every_list_of_the_edge_is_one_of_the_api_server() {
     println!("{steps} steps: {} answers of the edge, {} refusals", run.answered, run.refused);
     assert!(run.answered > 10 * run.refused, "{} answers, {} refusals", run.answered, run.refused);
     bad_input(&run.lab);
+    slow_watchers(&run.lab, if soak { 1_000 } else { 200 });
+}
+
+/// Watchers that do not read: other clients are served, and nothing of them is left behind.
+fn slow_watchers(lab: &EdgeLab, count: usize) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let kubeconfig = lab.edge_kubeconfig(&lab.cluster.token());
+    let watchers = || lab.resource("configmaps").and_then(|entry| entry["watchers"].as_u64()).unwrap_or(0);
+    let others = watchers();
+    let edge = lab.through_edge(&lab.cluster.token());
+    let path = format!("{MAPS}?watch=1&resourceVersion=0");
+    let (ours, theirs) = both_watches(&lab.direct(), &edge);
+    let slow = runtime.block_on(async {
+        // Several clients: a connection of HTTP/2 carries a bounded number of streams.
+        let clients: Vec<_> =
+            stream::iter(0..count.div_ceil(50)).then(|_| client_of(&kubeconfig)).collect().await;
+        let open = |number: usize| {
+            let request = http::Request::get(&path).body(Vec::new()).unwrap();
+            let client = clients[number / 50].clone();
+            async move { client.request_stream(request).await.unwrap() }
+        };
+        // A watch whose body is not polled reads no more than its buffers hold.
+        stream::iter(0..count).map(open).buffer_unordered(16).collect::<Vec<_>>().await
+    });
+    wait_for("all of them watch", || (watchers() >= others + count as u64).then_some(())).unwrap();
+    let large = "x".repeat(20_000);
+    for number in 0..20 {
+        lab.config_map(&format!("large-{}", number % 3), &format!("{number}{large}"));
+    }
+    lab.config_map("after", "now");
+    assert_eq!(
+        ours.until("ADDED", "after"),
+        theirs.until("ADDED", "after"),
+        "a watcher that reads gets every event"
+    );
+    assert!(edge.ok("get configmaps -o name").contains("configmap/after"));
+    println!("{count} watchers that do not read: the edge has {} KiB resident", resident_kib(lab.edge.pid()));
+    drop((slow, ours, theirs, runtime));
+    wait_for("their watches end", || (watchers() <= others).then_some(())).unwrap();
+}
+
+fn resident_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 /// Each row: the sentence, the arguments of curl, the codes that may be answered.
