@@ -66,7 +66,7 @@ fn at_the_cloud(objects: u64, messages: Vec<Bytes>) {
     }
 }
 
-fn assert_same<M: prost::Message + Default + PartialEq>(message: &M) {
+fn assert_same<M: prost::Message + Default + PartialEq + std::fmt::Debug>(message: &M) {
     let frame = encode(message).expect("it was decoded from a frame");
     assert_eq!(decode::<M>(frame.slice(4..), MESSAGE_BYTES_MAX).ok().as_ref(), Some(message));
 }
