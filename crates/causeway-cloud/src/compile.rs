@@ -44,6 +44,7 @@ fn facts(objects: &ObjectSet, active: &ActiveGateways, gateway: &EGateway) -> Ve
     draft.services();
     draft.nodes_here();
     draft.nodes_elsewhere();
+    draft.hosts_elsewhere(active, gateway);
     draft.subjects_here();
     draft.policies();
     draft.leave_names_to_nodes();

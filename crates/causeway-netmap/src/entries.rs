@@ -30,6 +30,7 @@ pub enum NetmapEntry {
     Policy(PolicyEntry),
     Subject(SubjectEntry),
     Node(NodeEntry),
+    Host(HostEntry),
     TunnelPeer(TunnelPeerEntry),
     Community(CommunityEntry),
 }
@@ -43,6 +44,7 @@ pub(crate) mod kind {
     pub const POLICY: &str = "policy";
     pub const SUBJECT: &str = "subject";
     pub const NODE: &str = "node";
+    pub const HOST: &str = "host";
     pub const TUNNEL_PEER: &str = "tunnelpeer";
     pub const COMMUNITY: &str = "community";
 }
@@ -258,6 +260,16 @@ pub struct NodeEntry {
     pub ports: Vec<u16>,
     pub names: Vec<DnsName>,
     pub policies: Vec<PolicyName>,
+}
+
+/// A host of another site that packets reach, because both sites are members of one community.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostEntry {
+    pub server: ServerName,
+    pub site: SiteName,
+    /// The address on the wire: of a mapped network, the mapped one.
+    pub ip: IpAddr,
+    pub names: Vec<DnsName>,
 }
 
 impl NetmapEntry {

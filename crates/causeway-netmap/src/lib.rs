@@ -20,7 +20,7 @@ mod wire;
 
 pub use entries::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
-    CarriagePreference, CommunityEntry, ExposureEntry, GatewayEntry, IpProtocol, NetmapEntry,
+    CarriagePreference, CommunityEntry, ExposureEntry, GatewayEntry, HostEntry, IpProtocol, NetmapEntry,
     NetmapEntryError, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule, PrefixMapping,
     PresenceEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry, TunnelCipher, TunnelKey,
     TunnelPeerEntry,

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use crate::entries::{
-    CommunityEntry, GatewayEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry, PresenceEntry,
-    ServiceEntry, SiteEntry, SubjectEntry, TunnelPeerEntry,
+    CommunityEntry, GatewayEntry, HostEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry,
+    PresenceEntry, ServiceEntry, SiteEntry, SubjectEntry, TunnelPeerEntry,
 };
 use crate::generation::Generation;
 use crate::names::{
@@ -28,6 +28,7 @@ pub struct NetmapView {
     pub policies: BTreeMap<PolicyName, PolicyEntry>,
     pub subjects: BTreeMap<ServerName, SubjectEntry>,
     pub nodes: BTreeMap<ServerName, NodeEntry>,
+    pub hosts: BTreeMap<ServerName, HostEntry>,
     pub tunnel_peers: BTreeMap<GatewayName, TunnelPeerEntry>,
     pub communities: BTreeMap<CommunityName, CommunityEntry>,
     names: HashMap<DnsName, DnsNameTarget>,
@@ -45,6 +46,8 @@ pub struct NetmapView {
 pub enum DnsNameTarget {
     Presence(ServiceName),
     Node(ServerName),
+    /// A host of another site that packets reach.
+    Host(ServerName),
 }
 
 impl NetmapView {
@@ -134,11 +137,24 @@ impl NetmapView {
             }
             NetmapEntry::Node(node) => {
                 for name in &node.names {
-                    self.names
-                        .entry(name.clone())
-                        .or_insert_with(|| DnsNameTarget::Node(node.server.clone()));
+                    match self.names.get(name) {
+                        Some(DnsNameTarget::Presence(_) | DnsNameTarget::Node(_)) => {}
+                        _ => {
+                            let named = DnsNameTarget::Node(node.server.clone());
+                            self.names.insert(name.clone(), named);
+                        }
+                    }
                 }
                 self.nodes.insert(node.server.clone(), node);
+            }
+            // A service or node that was given the name on purpose has it before a host.
+            NetmapEntry::Host(host) => {
+                for name in &host.names {
+                    self.names
+                        .entry(name.clone())
+                        .or_insert_with(|| DnsNameTarget::Host(host.server.clone()));
+                }
+                self.hosts.insert(host.server.clone(), host);
             }
             NetmapEntry::TunnelPeer(peer) => {
                 self.tunnel_peers.insert(peer.gateway.clone(), peer);

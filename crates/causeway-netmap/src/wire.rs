@@ -233,3 +233,13 @@ pub struct NodeMessage {
     #[prost(string, repeated, tag = "5")]
     pub policies: Vec<String>,
 }
+
+#[derive(Clone, PartialEq, Message)]
+pub struct HostMessage {
+    #[prost(string, tag = "1")]
+    pub site: String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub ip: Vec<u8>,
+    #[prost(string, repeated, tag = "3")]
+    pub names: Vec<String>,
+}

@@ -97,7 +97,9 @@ impl NetmapChanges {
                 self.sites.insert(service.e_site_name.clone());
                 self.services.insert(name);
             }
+            // Members of a community know each other's hosts by name.
             Object::EServer(server) => {
+                self.near.insert(server.e_site_name.clone());
                 self.sites.insert(server.e_site_name.clone());
                 self.node_policies.extend(server.e_policys.iter().cloned());
                 self.servers.insert(name);
@@ -246,6 +248,8 @@ mod tests {
                 Kind::EService => json!({"eSiteName": self.name(), "port": 80 + self.below(2), "ip": ip}),
                 Kind::EServer => {
                     let ports = if self.below(2) == 0 { json!([]) } else { json!([22]) };
+                    // Some are in a network of a site, and so reached by packets.
+                    let ip = if self.below(2) == 0 { ip } else { format!("10.{}.0.5", self.below(3)) };
                     json!({"eSiteName": self.name(), "ip": ip, "ePolicys": self.names(), "ports": ports})
                 }
                 Kind::EPolicy => {

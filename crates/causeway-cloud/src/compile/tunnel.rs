@@ -8,10 +8,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use causeway_api::layer3::{SiteNetwork, routable, site_networks};
+use causeway_api::layer3::{SiteNetwork, map_address, routable, site_networks};
 use causeway_api::{ECommunity, EGateway, ObjectSet};
 use causeway_netmap::{
-    CommunityEntry, GatewayEntry, NetmapEntry, PrefixMapping, TunnelCipher, TunnelKey, TunnelPeerEntry,
+    CommunityEntry, GatewayEntry, HostEntry, NetmapEntry, PrefixMapping, TunnelCipher, TunnelKey,
+    TunnelPeerEntry,
 };
 use ipnet::IpNet;
 
@@ -42,6 +43,25 @@ fn members_at<'a>(objects: &'a ObjectSet, active: &'a ActiveGateways) -> impl It
             .filter(|gateway| !gateway.is_plain_wireguard())
             .map(|gateway| gateway.metadata.name.as_str())
     })
+}
+
+/// The extent to which communities let clients of one site begin flows to hosts of another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CommunityReach {
+    Nothing,
+    ByPolicy,
+    Everything,
+}
+
+impl CommunityReach {
+    /// Tells whether a host is known by its address on the wire. A node is also reached by the ports that it offers.
+    fn includes(self, is_node: bool) -> bool {
+        match self {
+            CommunityReach::Nothing => false,
+            CommunityReach::ByPolicy => !is_node,
+            CommunityReach::Everything => true,
+        }
+    }
 }
 
 impl<'a> Draft<'a> {
@@ -101,6 +121,83 @@ impl<'a> Draft<'a> {
             let entry = self.objects.gateway(peer).and_then(|object| self.peer(name, object, networks));
             self.facts.extend(entry.map(NetmapEntry::TunnelPeer));
         }
+    }
+
+    /// Adds the hosts of neighbours that clients of this site reach with packets, under their addresses on the wire.
+    ///
+    /// A host that policies let this site use by its ports stays behind the entry ports of this gateway, unless a
+    /// community without policies lets everything cross.
+    pub(super) fn hosts_elsewhere(&mut self, active: &ActiveGateways, gateway: &EGateway) {
+        let carries = |gateway: &EGateway| {
+            let name = gateway.metadata.name.as_str();
+            self.objects.tunnel_key(name).is_some() && self.objects.key_keeper(name).is_none()
+        };
+        let has_peers = self.facts.iter().any(|fact| matches!(fact, NetmapEntry::TunnelPeer(_)));
+        if !has_peers || !carries(gateway) {
+            return;
+        }
+        let nodes: BTreeSet<String> = self
+            .facts
+            .iter()
+            .filter_map(|fact| match fact {
+                NetmapEntry::Node(node) => Some(node.server.to_string()),
+                _ => None,
+            })
+            .collect();
+        let mut networks: BTreeMap<&str, Vec<SiteNetwork<'_>>> = BTreeMap::new();
+        for network in routable(self.objects, self.site, self.objects.neighbours(self.site)) {
+            networks.entry(network.site).or_default().push(network);
+        }
+        let mut hosts = Vec::new();
+        for (site, networks) in networks {
+            let reach = self.reach_of(site);
+            for server in self.objects.servers_at(site) {
+                let is_node = nodes.contains(&server.metadata.name);
+                let Some(ip) = server.ip_addr().filter(|_| reach.includes(is_node)) else { continue };
+                // The nearest network of the site may be one that collides and has no route.
+                let nearest = site_networks(self.objects, site)
+                    .into_iter()
+                    .filter(|network| network.real.contains(&ip))
+                    .max_by_key(|network| network.real.prefix_len());
+                let Some(network) = nearest.filter(|network| networks.contains(network)) else { continue };
+                let owner = match network.gateway {
+                    Some(name) => self.objects.gateway(name),
+                    None => owner_of(self.objects, active, site),
+                };
+                if owner.is_some_and(carries) {
+                    hosts.push(NetmapEntry::Host(HostEntry {
+                        server: server.metadata.name.as_str().into(),
+                        site: site.into(),
+                        ip: map_address(ip, (network.real, network.wire)),
+                        names: vec![super::facts::host_name(server)],
+                    }));
+                }
+            }
+        }
+        self.facts.extend(hosts);
+    }
+
+    /// Returns how far clients of this site reach into a neighbour.
+    fn reach_of(&self, site: &str) -> CommunityReach {
+        let common = self.objects.communities_of(self.site);
+        let common = common.filter(|community| community.members.iter().any(|member| member == site));
+        let mut reach = CommunityReach::Nothing;
+        for community in common {
+            let Some(policies) = &community.e_policys else { return CommunityReach::Everything };
+            let policies = policies.iter().filter_map(|name| self.objects.policy(name));
+            let is_here = |server: &String| {
+                self.objects.server(server).is_some_and(|host| host.e_site_name == self.site)
+            };
+            let mut allowing = policies.filter(|policy| policy.http.is_empty());
+            let is_allowed = allowing.any(|policy| {
+                policy.allowed_sites.iter().any(|allowed| allowed == self.site)
+                    || policy.allowed_servers.iter().any(is_here)
+            });
+            if is_allowed {
+                reach = CommunityReach::ByPolicy;
+            }
+        }
+        reach
     }
 
     /// None: the peer has no key of its own.

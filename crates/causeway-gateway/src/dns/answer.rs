@@ -95,7 +95,11 @@ impl Zone<'_> {
                 _ => self.no_name(),
             },
             Some(DnsNameTarget::Node(server)) => match self.view.nodes.get(server) {
-                Some(node) => self.addresses(node_address(gateway, node)),
+                Some(node) => self.addresses(node_address(self.view, gateway, node)),
+                None => self.no_name(),
+            },
+            Some(DnsNameTarget::Host(server)) => match self.view.hosts.get(server) {
+                Some(host) => self.addresses([host.ip]),
                 None => self.no_name(),
             },
             None if self.is_ours() => self.empty_name(gateway),
@@ -116,7 +120,9 @@ impl Zone<'_> {
         let usable = self.view.presences.values().filter(|presence| is_usable(self.view, gateway, presence));
         let services = usable.flat_map(|presence| &presence.names);
         let nodes = self.view.nodes.values().flat_map(|node| &node.names);
-        match self.text == ZONE || services.chain(nodes).any(|known| is_below(known.as_str(), self.text)) {
+        let hosts = self.view.hosts.values().flat_map(|host| &host.names);
+        let mut known = services.chain(nodes).chain(hosts);
+        match self.text == ZONE || known.any(|known| is_below(known.as_str(), self.text)) {
             true => self.no_data(),
             false => self.no_name(),
         }
@@ -194,12 +200,13 @@ fn is_usable(view: &NetmapView, gateway: &GatewayEntry, presence: &PresenceEntry
     existing.any(|policy| policy.sites.contains(&gateway.site) || policy.servers.iter().any(is_here))
 }
 
-/// A node of our own site is returned with its own address; a node of another site is reached through the
-/// entry ports of this gateway.
-fn node_address(gateway: &GatewayEntry, node: &NodeEntry) -> Option<IpAddr> {
+/// A node of our own site is returned with its own address, and one that packets reach with its address on the wire. Any
+/// other node is reached through the entry ports of this gateway.
+fn node_address(view: &NetmapView, gateway: &GatewayEntry, node: &NodeEntry) -> Option<IpAddr> {
+    let host = view.hosts.get(&node.server).filter(|host| host.site == node.site);
     match node.site == gateway.site {
         true => node.ip,
-        false => gateway.ip,
+        false => host.map(|host| host.ip).or(gateway.ip),
     }
 }
 

@@ -10,8 +10,8 @@ use prost::Message;
 use super::*;
 use crate::wire::{
     BackendMessage, BackendTlsMessage, CommunityMessage, ExposureMessage, GatewayMessage, HealthCheckMessage,
-    MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage, PresenceMessage, ServiceMessage,
-    SiteMessage, SubjectMessage, TunnelPeerMessage,
+    HostMessage, MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage, PresenceMessage,
+    ServiceMessage, SiteMessage, SubjectMessage, TunnelPeerMessage,
 };
 
 type Found<T> = Result<T, &'static str>;
@@ -28,6 +28,7 @@ pub fn decode(key: &EntryKey, value: &Bytes) -> Result<Option<NetmapEntry>, Netm
         kind::POLICY => message(value).map(|message| NetmapEntry::Policy(policy(name, message))),
         kind::SUBJECT => message(value).and_then(|message| subject(name, message)).map(NetmapEntry::Subject),
         kind::NODE => message(value).and_then(|message| node(name, message)).map(NetmapEntry::Node),
+        kind::HOST => message(value).and_then(|message| host(name, message)).map(NetmapEntry::Host),
         kind::TUNNEL_PEER => {
             message(value).and_then(|message| tunnel_peer(name, message)).map(NetmapEntry::TunnelPeer)
         }
@@ -209,6 +210,15 @@ fn node(server: &str, message: NodeMessage) -> Found<NodeEntry> {
         ports: message.ports.into_iter().map(port).collect::<Found<_>>()?,
         names: dns_names(&message.names),
         policies: names(message.policies),
+    })
+}
+
+fn host(server: &str, message: HostMessage) -> Found<HostEntry> {
+    Ok(HostEntry {
+        server: server.into(),
+        site: message.site.into(),
+        ip: ip(&message.ip)?,
+        names: dns_names(&message.names),
     })
 }
 

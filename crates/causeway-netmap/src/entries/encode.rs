@@ -10,7 +10,7 @@ use prost::Message;
 use super::*;
 use crate::wire::{
     BackendMessage, BackendTlsMessage, CommunityMessage, ExposureMessage, GatewayMessage, HealthCheckMessage,
-    HttpRuleMessage, LimitsMessage, MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage,
+    HostMessage, HttpRuleMessage, LimitsMessage, MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage,
     PresenceMessage, ServiceMessage, SiteMessage, SubjectMessage, TunnelPeerMessage,
 };
 
@@ -38,6 +38,14 @@ pub fn encode(fact: &NetmapEntry) -> (EntryKey, Bytes) {
             (NetmapEntry::subject_key(subject.server.as_str()), bytes(&message))
         }
         NetmapEntry::Node(node) => (NetmapEntry::node_key(node.server.as_str()), bytes(&node_message(node))),
+        NetmapEntry::Host(host) => (
+            EntryKey::of(kind::HOST, host.server.as_str()),
+            bytes(&HostMessage {
+                site: host.site.to_string(),
+                ip: ip_bytes(Some(host.ip)),
+                names: texts(&host.names),
+            }),
+        ),
         NetmapEntry::TunnelPeer(peer) => {
             (EntryKey::of(kind::TUNNEL_PEER, peer.gateway.as_str()), bytes(&tunnel_peer_message(peer)))
         }

@@ -73,6 +73,12 @@ fn facts() -> Vec<NetmapEntry> {
             ports: vec![PortRule { protocol: IpProtocol::Udp, first: 5000, last: 5100 }],
         }),
         NetmapEntry::Subject(SubjectEntry { server: "Server1".into(), site: "oslo".into(), ip: None }),
+        NetmapEntry::Host(HostEntry {
+            server: "clerk".into(),
+            site: "rome".into(),
+            ip: ip6,
+            names: vec![DnsName::new("clerk.rome.causeway.internal")],
+        }),
         NetmapEntry::Node(NodeEntry {
             server: "node-1".into(),
             site: "oslo".into(),

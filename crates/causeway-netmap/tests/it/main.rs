@@ -8,8 +8,8 @@
 use bytes::Bytes;
 use causeway_netmap::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
-    CommunityEntry, DnsName, EntryKey, ExposureEntry, GatewayEntry, Generation, IpProtocol, Netmap,
-    NetmapEntry, NetmapUpdateData, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule,
+    CommunityEntry, DnsName, EntryKey, ExposureEntry, GatewayEntry, Generation, HostEntry, IpProtocol,
+    Netmap, NetmapEntry, NetmapUpdateData, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule,
     PrefixMapping, PresenceEntry, PresenceIp, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry,
     TunnelCipher, TunnelKey, TunnelPeerEntry,
 };
@@ -149,6 +149,12 @@ fn tunnel_entries() -> Vec<(&'static str, NetmapEntry)> {
         plain_wireguard: true,
         relay: true,
     };
+    let host = HostEntry {
+        server: "clerk".into(),
+        site: "rome".into(),
+        ip: "100.64.7.7".parse().unwrap(),
+        names: vec![DnsName::new("clerk.rome.causeway.internal")],
+    };
     vec![
         ("gateway with networks", NetmapEntry::Gateway(gateway)),
         ("policy with ports", NetmapEntry::Policy(policy)),
@@ -156,6 +162,7 @@ fn tunnel_entries() -> Vec<(&'static str, NetmapEntry)> {
         ("community with policies", community(Some(vec!["p".into()]))),
         ("community with no policy", community(Some(Vec::new()))),
         ("tunnel peer", NetmapEntry::TunnelPeer(peer)),
+        ("host", NetmapEntry::Host(host)),
     ]
 }
 

@@ -194,6 +194,52 @@ fn mapped_networks_are_on_the_wire_and_hosts_are_known_by_them() {
     assert_eq!(peers(&objects, "oslo-1"), ["berlin-1 100.64.1.0/24"]);
 }
 
+/// The hosts of other sites that a gateway knows by name.
+fn hosts(objects: &ObjectSet, gateway: &str) -> Vec<String> {
+    let view = view(objects, gateway);
+    let shown = |host: &causeway_netmap::HostEntry| format!("{} {}", host.names[0].as_str(), host.ip);
+    view.hosts.values().map(shown).collect()
+}
+
+#[test]
+fn names_of_hosts_follow_the_mapping_at_other_members() {
+    let mut objects = objects();
+    let host = |name, site, ip, more: serde_json::Value| {
+        let mut value = json!({"eSiteName": site, "ip": ip});
+        value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        object(Kind::EServer, name, value)
+    };
+    objects.insert(host("camera", "berlin", "10.1.0.7", json!({})));
+    objects.insert(host("outside", "berlin", "192.0.2.7", json!({})));
+    objects.insert(host("node", "berlin", "10.1.0.8", json!({"ports": [22], "ePolicys": ["all"]})));
+    objects.insert(object(Kind::EPolicy, "all", json!({"allowedSites": ["oslo", "rome", "office"]})));
+    let real = ["camera.berlin.causeway.internal 10.1.0.7", "node.berlin.causeway.internal 10.1.0.8"];
+    assert_eq!(hosts(&objects, "oslo-1"), real);
+    assert_eq!(hosts(&objects, "berlin-1"), [""; 0], "its own hosts have their own addresses");
+    assert_eq!(hosts(&objects, "rome-1"), [""; 0], "no community in common");
+    let mapped = json!([{"subnet": "10.1.0.0/24", "as": "100.64.1.0/24"}]);
+    let berlin = json!({"subnets": ["10.1.0.0/24"], "mappedSubnets": mapped});
+    objects.insert(object(Kind::ESite, "berlin", berlin));
+    let mapped = ["camera.berlin.causeway.internal 100.64.1.7", "node.berlin.causeway.internal 100.64.1.8"];
+    assert_eq!(hosts(&objects, "oslo-1"), mapped);
+    let text = format!("{:?}", view(&objects, "oslo-1"));
+    assert!(!text.contains("10.1.0."), "real addresses stay in the cloud: {text}");
+    // Where policies narrow the community, a node stays behind the entry ports that its own policies open.
+    let narrowed = json!({"members": ["oslo", "berlin"], "ePolicys": ["all"]});
+    objects.insert(object(Kind::ECommunity, "north", narrowed));
+    assert_eq!(hosts(&objects, "oslo-1"), mapped[..1]);
+    let nothing = json!({"members": ["oslo", "berlin"], "ePolicys": ["missing"]});
+    objects.insert(object(Kind::ECommunity, "north", nothing));
+    assert_eq!(hosts(&objects, "oslo-1"), [""; 0]);
+    // Without a tunnel of either side the entry ports are the only way.
+    objects.insert(object(Kind::ECommunity, "north", json!({"members": ["oslo", "berlin"]})));
+    objects.layer3.tunnels.remove("oslo-1");
+    assert_eq!(hosts(&objects, "oslo-1"), [""; 0]);
+    objects.layer3.tunnels.insert("oslo-1".into(), record(2, true));
+    objects.layer3.tunnels.remove("berlin-1");
+    assert_eq!(hosts(&objects, "oslo-1"), [""; 0]);
+}
+
 #[test]
 fn a_translated_exposure_is_in_no_netmap() {
     let mut objects = super::objects();
