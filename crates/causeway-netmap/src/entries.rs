@@ -5,6 +5,7 @@
 
 mod decode;
 mod encode;
+mod translated;
 mod tunnel;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use ipnet::IpNet;
 use crate::names::{DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
 use crate::netmap::EntryKey;
 
+pub use translated::{TranslatedExposure, TranslatedPresenceEntry, TranslatedScope, TranslatedServiceEntry};
 pub use tunnel::{
     CommunityEntry, IpProtocol, PortRule, PrefixMapping, TunnelCipher, TunnelKey, TunnelPeerEntry,
 };
@@ -31,6 +33,8 @@ pub enum NetmapEntry {
     Subject(SubjectEntry),
     Node(NodeEntry),
     Host(HostEntry),
+    TranslatedPresence(TranslatedPresenceEntry),
+    TranslatedService(TranslatedServiceEntry),
     TunnelPeer(TunnelPeerEntry),
     Community(CommunityEntry),
 }
@@ -45,6 +49,8 @@ pub(crate) mod kind {
     pub const SUBJECT: &str = "subject";
     pub const NODE: &str = "node";
     pub const HOST: &str = "host";
+    pub const TRANSLATED_PRESENCE: &str = "translatedpresence";
+    pub const TRANSLATED_SERVICE: &str = "translatedservice";
     pub const TUNNEL_PEER: &str = "tunnelpeer";
     pub const COMMUNITY: &str = "community";
 }

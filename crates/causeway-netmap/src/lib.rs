@@ -22,7 +22,8 @@ pub use entries::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
     CarriagePreference, CommunityEntry, ExposureEntry, GatewayEntry, HostEntry, IpProtocol, NetmapEntry,
     NetmapEntryError, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule, PrefixMapping,
-    PresenceEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry, TunnelCipher, TunnelKey,
+    PresenceEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry, TranslatedExposure,
+    TranslatedPresenceEntry, TranslatedScope, TranslatedServiceEntry, TunnelCipher, TunnelKey,
     TunnelPeerEntry,
 };
 pub use generation::{Digest, Generation, NetmapStamp};

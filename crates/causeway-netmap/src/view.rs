@@ -8,7 +8,8 @@ use std::net::IpAddr;
 
 use crate::entries::{
     CommunityEntry, GatewayEntry, HostEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry,
-    PresenceEntry, ServiceEntry, SiteEntry, SubjectEntry, TunnelPeerEntry,
+    PresenceEntry, ServiceEntry, SiteEntry, SubjectEntry, TranslatedPresenceEntry, TranslatedServiceEntry,
+    TunnelPeerEntry,
 };
 use crate::generation::Generation;
 use crate::names::{
@@ -29,6 +30,8 @@ pub struct NetmapView {
     pub subjects: BTreeMap<ServerName, SubjectEntry>,
     pub nodes: BTreeMap<ServerName, NodeEntry>,
     pub hosts: BTreeMap<ServerName, HostEntry>,
+    pub translated_presences: BTreeMap<ServiceName, TranslatedPresenceEntry>,
+    pub translated_services: BTreeMap<ServiceName, TranslatedServiceEntry>,
     pub tunnel_peers: BTreeMap<GatewayName, TunnelPeerEntry>,
     pub communities: BTreeMap<CommunityName, CommunityEntry>,
     names: HashMap<DnsName, DnsNameTarget>,
@@ -45,6 +48,7 @@ pub struct NetmapView {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DnsNameTarget {
     Presence(ServiceName),
+    TranslatedPresence(ServiceName),
     Node(ServerName),
     /// A host of another site that packets reach.
     Host(ServerName),
@@ -107,7 +111,7 @@ impl NetmapView {
                     // A presence takes precedence over a node of the same name: it was exposed under it on
                     // purpose.
                     match self.names.get(name) {
-                        Some(DnsNameTarget::Presence(_)) => {}
+                        Some(DnsNameTarget::Presence(_) | DnsNameTarget::TranslatedPresence(_)) => {}
                         _ => drop(self.names.insert(name.clone(), named)),
                     }
                 }
@@ -138,14 +142,27 @@ impl NetmapView {
             NetmapEntry::Node(node) => {
                 for name in &node.names {
                     match self.names.get(name) {
-                        Some(DnsNameTarget::Presence(_) | DnsNameTarget::Node(_)) => {}
-                        _ => {
+                        None | Some(DnsNameTarget::Host(_)) => {
                             let named = DnsNameTarget::Node(node.server.clone());
                             self.names.insert(name.clone(), named);
                         }
+                        Some(_) => {}
                     }
                 }
                 self.nodes.insert(node.server.clone(), node);
+            }
+            NetmapEntry::TranslatedPresence(presence) => {
+                for name in &presence.names {
+                    let named = DnsNameTarget::TranslatedPresence(presence.service.clone());
+                    match self.names.get(name) {
+                        Some(DnsNameTarget::Presence(_) | DnsNameTarget::TranslatedPresence(_)) => {}
+                        _ => drop(self.names.insert(name.clone(), named)),
+                    }
+                }
+                self.translated_presences.insert(presence.service.clone(), presence);
+            }
+            NetmapEntry::TranslatedService(service) => {
+                self.translated_services.insert(service.service.clone(), service);
             }
             // A service or node that was given the name on purpose has it before a host.
             NetmapEntry::Host(host) => {

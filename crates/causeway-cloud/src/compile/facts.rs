@@ -98,7 +98,7 @@ pub fn brokers(service: &EService) -> u16 {
 
 pub fn protocol(protocol: kinds::Protocol) -> ServiceProtocol {
     match protocol {
-        // A service of protocol IP is in no netmap yet: `conditions::not_carried`.
+        // A service of protocol IP is translated, and has another entry.
         kinds::Protocol::Tcp | kinds::Protocol::Ip => ServiceProtocol::Tcp,
         kinds::Protocol::Udp => ServiceProtocol::Udp,
         kinds::Protocol::Http => ServiceProtocol::Http,

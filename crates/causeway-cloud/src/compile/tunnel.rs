@@ -74,32 +74,29 @@ impl<'a> Draft<'a> {
         let is_own = |network: &SiteNetwork<'_>| network.gateway.map_or(is_owner, |gateway| gateway == name);
         let networks: Vec<SiteNetwork<'_>> =
             site_networks(self.objects, self.site).into_iter().filter(is_own).collect();
-        let is_cloud = name == CLOUD;
-        // A standby gateway without networks of its own carries nothing.
-        if (communities.is_empty() && !is_cloud) || (networks.is_empty() && !is_owner) {
-            return;
+        // A standby gateway without networks of its own carries no networks.
+        let carries = !networks.is_empty() || is_owner;
+        let translated = self.translated_peers(active, name);
+        if carries && !communities.is_empty() {
+            let real: BTreeSet<IpNet> = networks.iter().map(|network| network.real).collect();
+            let mapped = networks.iter().filter(|network| network.real != network.wire);
+            let mapped: BTreeSet<PrefixMapping> =
+                mapped.map(|network| PrefixMapping { subnet: network.real, seen_as: network.wire }).collect();
+            own.tunnel_networks = real.into_iter().collect();
+            own.mappings = mapped.into_iter().collect();
+            communities.into_iter().for_each(|community| self.community(community));
         }
-        if communities.is_empty() {
-            return self.peers(active, name);
-        }
-        let real: BTreeSet<IpNet> = networks.iter().map(|network| network.real).collect();
-        let mapped = networks.iter().filter(|network| network.real != network.wire);
-        let mapped: BTreeSet<PrefixMapping> =
-            mapped.map(|network| PrefixMapping { subnet: network.real, seen_as: network.wire }).collect();
-        own.tunnel_networks = real.into_iter().collect();
-        own.mappings = mapped.into_iter().collect();
         // The other gateway keeps the key, and with it the peers.
         if self.objects.key_keeper(name).is_none() {
-            self.peers(active, name);
-        }
-        for community in communities {
-            self.community(community);
+            self.peers(active, name, carries, translated);
         }
     }
 
-    fn peers(&mut self, active: &ActiveGateways, name: &str) {
+    /// Adds the peers of a gateway: those behind which networks are, and those of translated services.
+    fn peers(&mut self, active: &ActiveGateways, name: &str, carries: bool, translated: BTreeSet<&'a str>) {
         let mut behind: BTreeMap<&str, BTreeSet<IpNet>> = BTreeMap::new();
-        for network in routable(self.objects, self.site, self.objects.neighbours(self.site)) {
+        let neighbours = if carries { self.objects.neighbours(self.site) } else { BTreeSet::new() };
+        for network in routable(self.objects, self.site, neighbours) {
             let owner = match network.gateway {
                 Some(gateway) => Some(gateway),
                 None => {
@@ -110,11 +107,15 @@ impl<'a> Draft<'a> {
                 behind.entry(owner).or_default().insert(network.wire);
             }
         }
-        if name == CLOUD {
-            for peer in members_at(self.objects, active) {
+        for peer in translated {
+            behind.entry(peer).or_default();
+        }
+        if name == CLOUD && carries {
+            let members = members_at(self.objects, active);
+            for peer in members.chain(super::translated::gateways(self.objects, active)) {
                 behind.entry(peer).or_default();
             }
-        } else if !behind.is_empty() {
+        } else if name != CLOUD && !behind.is_empty() {
             behind.entry(CLOUD).or_default();
         }
         for (peer, networks) in behind {
@@ -132,7 +133,9 @@ impl<'a> Draft<'a> {
             let name = gateway.metadata.name.as_str();
             self.objects.tunnel_key(name).is_some() && self.objects.key_keeper(name).is_none()
         };
-        let has_peers = self.facts.iter().any(|fact| matches!(fact, NetmapEntry::TunnelPeer(_)));
+        let has_networks =
+            |fact: &NetmapEntry| matches!(fact, NetmapEntry::TunnelPeer(peer) if !peer.networks.is_empty());
+        let has_peers = self.facts.iter().any(has_networks);
         if !has_peers || !carries(gateway) {
             return;
         }

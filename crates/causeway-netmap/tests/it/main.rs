@@ -11,7 +11,8 @@ use causeway_netmap::{
     CommunityEntry, DnsName, EntryKey, ExposureEntry, GatewayEntry, Generation, HostEntry, IpProtocol,
     Netmap, NetmapEntry, NetmapUpdateData, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule,
     PrefixMapping, PresenceEntry, PresenceIp, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry,
-    TunnelCipher, TunnelKey, TunnelPeerEntry,
+    TranslatedExposure, TranslatedPresenceEntry, TranslatedScope, TranslatedServiceEntry, TunnelCipher,
+    TunnelKey, TunnelPeerEntry,
 };
 
 const FIXTURE: &str = include_str!("fixtures/netmap.hex");
@@ -155,6 +156,26 @@ fn tunnel_entries() -> Vec<(&'static str, NetmapEntry)> {
         ip: "100.64.7.7".parse().unwrap(),
         names: vec![DnsName::new("clerk.rome.causeway.internal")],
     };
+    let presence = TranslatedPresenceEntry {
+        service: "printer".into(),
+        addresses: vec![PresenceIp("198.18.0.3".parse().unwrap())],
+        scope: TranslatedScope::Port(IpProtocol::Tcp, 9100),
+        names: vec![DnsName::new("printer.test")],
+        service_site: "rome".into(),
+        gateway: "rome-1".into(),
+        policies: vec!["p".into()],
+    };
+    let service = TranslatedServiceEntry {
+        service: "plc".into(),
+        ip: "10.0.0.7".parse().unwrap(),
+        port: 502,
+        scope: TranslatedScope::Everything,
+        exposures: vec![TranslatedExposure {
+            site: "rome".into(),
+            addresses: vec![PresenceIp("198.18.0.4".parse().unwrap())],
+            policies: vec!["p".into()],
+        }],
+    };
     vec![
         ("gateway with networks", NetmapEntry::Gateway(gateway)),
         ("policy with ports", NetmapEntry::Policy(policy)),
@@ -163,6 +184,8 @@ fn tunnel_entries() -> Vec<(&'static str, NetmapEntry)> {
         ("community with no policy", community(Some(Vec::new()))),
         ("tunnel peer", NetmapEntry::TunnelPeer(peer)),
         ("host", NetmapEntry::Host(host)),
+        ("translated presence", NetmapEntry::TranslatedPresence(presence)),
+        ("translated service", NetmapEntry::TranslatedService(service)),
     ]
 }
 

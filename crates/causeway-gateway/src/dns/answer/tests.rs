@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use causeway_netmap::{
     Generation, HostEntry, Netmap, NetmapEntry, PolicyEntry, PolicyName, ServiceProtocol, SiteEntry,
-    SubjectEntry,
+    SubjectEntry, TranslatedPresenceEntry, TranslatedScope,
 };
 
 use super::*;
@@ -46,7 +46,7 @@ fn oslo() -> NetmapView {
     let host = |server: &str, ip: &str, name: &str| {
         NetmapEntry::Host(HostEntry {
             server: server.into(),
-            site: "rome".into(),
+            site: "bonn".into(),
             ip: ip.parse().unwrap(),
             names: vec![DnsName::new(name)],
         })
@@ -83,9 +83,9 @@ fn oslo() -> NetmapView {
         NetmapEntry::Subject(SubjectEntry { server: "stranger".into(), site: "rome".into(), ip: None }),
         node("here", "oslo", Some("10.0.0.9")),
         node("there", "berlin", None),
-        node("mapped", "rome", None),
-        host("mapped", "100.64.7.7", "mapped.rome.causeway.internal"),
-        host("clerk", "100.64.7.8", "clerk.rome.causeway.internal"),
+        node("mapped", "bonn", None),
+        host("mapped", "100.64.7.7", "mapped.bonn.causeway.internal"),
+        host("clerk", "100.64.7.8", "clerk.bonn.causeway.internal"),
         // A service has its name before a host.
         host("camera", "100.64.7.9", "camera.berlin.causeway.internal"),
     ];
@@ -243,11 +243,39 @@ fn hosts_that_packets_reach_have_their_addresses_on_the_wire() {
     use RecordType::{A, AAAA};
     let view = oslo();
     let check = |name: &str, kind: RecordType, expected: &str| check_in(&view, name, kind, expected);
-    check("clerk.rome.causeway.internal.", A, "5 100.64.7.8");
-    check("clerk.rome.causeway.internal.", AAAA, "no data in causeway.internal.");
+    check("clerk.bonn.causeway.internal.", A, "5 100.64.7.8");
+    check("clerk.bonn.causeway.internal.", AAAA, "no data in causeway.internal.");
     // The names of a node lead to the same address, not to the entry ports of the gateway.
-    check("mapped.rome.causeway.internal.", A, "5 100.64.7.7");
+    check("mapped.bonn.causeway.internal.", A, "5 100.64.7.7");
     check("mapped.", A, "5 100.64.7.7");
     check("clerk.", A, "forward");
-    check("rome.causeway.internal.", A, "no data in causeway.internal.");
+    check("bonn.causeway.internal.", A, "no data in causeway.internal.");
+}
+
+#[test]
+fn a_translated_service_has_a_name_where_a_client_may_use_it() {
+    use RecordType::{A, PTR};
+    let translated = |service: &str, ip: &str, policy: &str| {
+        NetmapEntry::TranslatedPresence(TranslatedPresenceEntry {
+            service: service.into(),
+            addresses: vec![PresenceIp(ip.parse().unwrap())],
+            scope: TranslatedScope::Everything,
+            names: vec![DnsName::new(&format!("{service}.bonn.{ZONE}"))],
+            service_site: "bonn".into(),
+            gateway: "bonn-1".into(),
+            policies: vec![policy.into()],
+        })
+    };
+    let gateway = oslo().gateway.unwrap();
+    let guests = oslo().policies.get("guests").unwrap().clone();
+    let view = view(&[
+        NetmapEntry::Gateway(gateway),
+        NetmapEntry::Policy(guests),
+        translated("plc", "198.18.0.7", "guests"),
+        translated("hidden", "198.18.0.8", "missing"),
+    ]);
+    check_in(&view, "plc.bonn.causeway.internal.", A, "5 198.18.0.7");
+    check_in(&view, "7.0.18.198.in-addr.arpa.", PTR, "5 plc.bonn.causeway.internal.");
+    check_in(&view, "hidden.bonn.causeway.internal.", A, "no name in causeway.internal.");
+    check_in(&view, "8.0.18.198.in-addr.arpa.", PTR, "no name in 8.0.18.198.in-addr.arpa.");
 }
