@@ -146,6 +146,12 @@ pub struct RecvHalf {
 /// A window that is used up within this time may limit the stream, whatever the round trip: it is doubled.
 const QUICK: Duration = Duration::from_secs(1);
 
+/// Half a window that is read within this time is doubled up to `BUSY_WINDOW_BYTES`, even if the reader never reads all: a relay
+/// between two fast links always has some bytes unread, and with a small window both links would wait for each other.
+const BUSY: Duration = Duration::from_millis(5);
+/// Two milliseconds of a stream of 256 MB/s.
+const BUSY_WINDOW_BYTES: u64 = 512 * 1024;
+
 impl RecvHalf {
     pub fn new(credit: u32) -> RecvHalf {
         RecvHalf {
@@ -174,7 +180,8 @@ impl RecvHalf {
     }
 
     /// Returns the credit to grant after a read. The window doubles while its reader keeps up, up to
-    /// `window_max` and to a quarter of the memory that the link has left; `floor` is always granted.
+    /// `window_max` and to a quarter of the memory that the link has left; `floor` is always granted. The window of a
+    /// reader that reads fast without keeping up is doubled too, up to `BUSY_WINDOW_BYTES`.
     pub fn grant(
         &mut self,
         now: impl FnOnce() -> Instant,
@@ -192,10 +199,15 @@ impl RecvHalf {
         }
         // Small reads mostly return above, so the clock is not read in vain.
         let now = now();
-        let is_quick = self.granted_at.is_none_or(|then| now.duration_since(then) < QUICK);
-        if is_quick && std::mem::take(&mut self.kept_up) {
-            self.window = (self.window * 2).min(window_max);
-        }
+        let since = self.granted_at.map(|then| now.duration_since(then));
+        let is_quick = since.is_none_or(|time| time < QUICK);
+        let is_busy = since.is_some_and(|time| time < BUSY);
+        let bytes_max = match std::mem::take(&mut self.kept_up) {
+            true if is_quick => window_max,
+            false if is_busy => window_max.min(BUSY_WINDOW_BYTES),
+            _ => 0,
+        };
+        self.window = self.window.max((self.window * 2).min(bytes_max));
         let affordable = (committed + link_left / 4).max(floor);
         let bytes = self.window.min(affordable).saturating_sub(committed);
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);

@@ -189,6 +189,29 @@ fn the_window_of_a_quick_reader_grows_and_that_of_a_slow_one_does_not() {
 }
 
 #[test]
+fn the_window_of_a_busy_relay_grows_although_it_never_reads_all() {
+    let check = |pause: Duration, at_least: u64, at_most: u64| {
+        let mut pair = Pair::new();
+        let id = pair.stream();
+        for _ in 0..200 {
+            pair.edge.write_all(id);
+            pair.settle();
+            // Some bytes are always left, as in a relay whose other link is as fast as this one.
+            while pair.cloud.mux.streams[&id].recv.queue.len() > 8 * 1024 {
+                assert!(pair.cloud.read(id, 4 * 1024, pair.now).is_ready());
+            }
+            pair.settle();
+            pair.now += pause;
+        }
+        let committed = pair.cloud.mux.committed;
+        assert!((at_least..=at_most).contains(&committed), "{pause:?}: {committed}");
+    };
+    check(Duration::from_millis(1), 256 * 1024, 512 * 1024);
+    // A slow one holds no more than at first.
+    check(Duration::from_millis(100), 0, 2 * u64::from(INITIAL_CREDIT));
+}
+
+#[test]
 fn a_thousand_stuck_streams_stay_within_the_bound_and_one_more_moves() {
     let mut pair = Pair::new();
     let moving = pair.stream();
