@@ -14,7 +14,7 @@ use ipnet::IpNet;
 const ADDRESSES_MAX: usize = 65_536;
 /// Addresses and ports that are tried before the next way is taken.
 const PROBES_MAX: u128 = 64;
-/// One of so many addresses is kept for sharing, and at least one.
+/// One address of this number is kept for sharing, and at least one of a range.
 const SHARED_PART: u128 = 64;
 /// Ports that a shared address gives to clients. Lower ones have meanings of their own.
 const SHARED_PORT_MIN: u16 = 1024;

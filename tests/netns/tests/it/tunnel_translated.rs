@@ -176,7 +176,8 @@ fn a_translated_service_is_reached_with_any_protocol_and_real_addresses_stay_at_
     assert_eq!(after, before, "nothing is left");
 }
 
-fn is_client_address(address: IpAddr) -> bool {
+/// Tells whether an address is in the half of the range from which clients of other sites get theirs.
+pub fn is_client_address(address: IpAddr) -> bool {
     matches!(address, IpAddr::V4(address) if address.octets()[..2] == [198, 18] && address.octets()[2] >= 128)
 }
 

@@ -224,7 +224,7 @@ fn names_of_hosts_follow_the_mapping_at_other_members() {
     assert_eq!(hosts(&objects, "oslo-1"), mapped);
     let text = format!("{:?}", view(&objects, "oslo-1"));
     assert!(!text.contains("10.1.0."), "real addresses stay in the cloud: {text}");
-    // Where policies narrow the community, a node stays behind the entry ports that its own policies open.
+    // Policies narrow the community: a node stays behind the entry ports that its own policies open.
     let narrowed = json!({"members": ["oslo", "berlin"], "ePolicys": ["all"]});
     objects.insert(object(Kind::ECommunity, "north", narrowed));
     assert_eq!(hosts(&objects, "oslo-1"), mapped[..1]);

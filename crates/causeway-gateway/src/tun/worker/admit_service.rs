@@ -45,7 +45,7 @@ pub struct AdmittedPacket {
 }
 
 /// The part that a packet plays.
-enum Role<'a> {
+enum PacketRole<'a> {
     /// From a client of this site.
     ClientSends(&'a TranslatedPresenceEntry),
     /// From a server of this site.
@@ -151,21 +151,21 @@ pub fn admit_service(
     Some(Admission { flows, translator, plan, peers, arrival, now }.admit(&role))
 }
 
-fn role_of<'a>(plan: &'a ForwardPlan, peers: &PeerTable, arrival: &Arrival<'_>) -> Option<Role<'a>> {
+fn role_of<'a>(plan: &'a ForwardPlan, peers: &PeerTable, arrival: &Arrival<'_>) -> Option<PacketRole<'a>> {
     let packet = arrival.packet;
     match arrival.from {
         None => match plan.services.presence(packet.destination) {
-            Some(presence) => Some(Role::ClientSends(presence)),
-            None => plan.services.is_client_address(packet.destination).then_some(Role::ServerSends),
+            Some(presence) => Some(PacketRole::ClientSends(presence)),
+            None => plan.services.is_client_address(packet.destination).then_some(PacketRole::ServerSends),
         },
         Some(slot) => {
             let site = &peers.get(slot)?.planned.entry.site;
             if let Some(service) = plan.services.service(site, packet.destination) {
-                return Some(Role::ServerReceives(service));
+                return Some(PacketRole::ServerReceives(service));
             }
             let presence = plan.services.presence(packet.source)?;
             let is_reply = presence.service_site == *site && is_number(packet.destination);
-            is_reply.then_some(Role::ClientReceives)
+            is_reply.then_some(PacketRole::ClientReceives)
         }
     }
 }
@@ -180,10 +180,10 @@ struct Admission<'a> {
 }
 
 impl Admission<'_> {
-    fn admit(mut self, role: &Role<'_>) -> Result<AdmittedPacket, NotAdmitted> {
+    fn admit(mut self, role: &PacketRole<'_>) -> Result<AdmittedPacket, NotAdmitted> {
         let Arrival { bytes, packet, direction, .. } = *self.arrival;
         let drop = |reason| Err(NotAdmitted::Drop(reason));
-        if matches!(role, Role::ClientSends(_)) && !self.is_client(packet.source) {
+        if matches!(role, PacketRole::ClientSends(_)) && !self.is_client(packet.source) {
             return drop(DropReason::ForeignSource);
         }
         let on_packet = match lookup(bytes, packet, direction, &PrefixTable::default()) {
@@ -209,11 +209,11 @@ impl Admission<'_> {
         let is_reply = matches!(packet.transport, Transport::Echo { request: false, .. });
         match role {
             _ if is_reply => drop(DropReason::NoFlow),
-            Role::ClientSends(presence) => self.begin_at_client(presence, &on_packet),
-            Role::ServerReceives(service) => self.begin_at_server(service, &on_packet),
+            PacketRole::ClientSends(presence) => self.begin_at_client(presence, &on_packet),
+            PacketRole::ServerReceives(service) => self.begin_at_server(service, &on_packet),
             // A server begins nothing.
-            Role::ServerSends => drop(DropReason::NoRoute),
-            Role::ClientReceives => drop(DropReason::NoFlow),
+            PacketRole::ServerSends => drop(DropReason::NoRoute),
+            PacketRole::ClientReceives => drop(DropReason::NoFlow),
         }
     }
 
@@ -227,13 +227,13 @@ impl Admission<'_> {
     }
 
     /// Returns the key of a flow with the addresses that hosts here see, for the key that the packet has.
-    fn key_here(&self, role: &Role<'_>, key: &FlowKey) -> Option<FlowKey> {
+    fn key_here(&self, role: &PacketRole<'_>, key: &FlowKey) -> Option<FlowKey> {
         match role {
-            Role::ClientSends(_) | Role::ServerSends => Some(*key),
-            Role::ClientReceives => {
+            PacketRole::ClientSends(_) | PacketRole::ServerSends => Some(*key),
+            PacketRole::ClientReceives => {
                 Some(FlowKey { local: self.translator.numbers.client_of(key.local)?, ..*key })
             }
-            Role::ServerReceives(service) => {
+            PacketRole::ServerReceives(service) => {
                 let client = ClientId { peer: self.arrival.from?, number: key.remote };
                 let end = self.translator.addresses.find(client, key.protocol, key.remote_port)?;
                 Some(at_server(service, key, end))

@@ -409,3 +409,22 @@ fn both_halves_of_the_range_have_their_routes() {
     assert_eq!(routes(&Side::of_client(&settings)), ["198.18.0.1/32"]);
     assert_eq!(routes(&Side::of_server(&settings)), ["198.18.128.0/17"]);
 }
+
+#[test]
+fn a_connection_goes_on_after_a_restart_of_either_gateway() {
+    let settings = Settings::default();
+    let (mut oslo, mut rome) = (Side::of_client(&settings), Side::of_server(&settings));
+    let cross = |oslo: &mut Side, rome: &mut Side, flags: u8| {
+        let wire = oslo.pass(&tcp(CLIENT, PRESENCE, (5000, 80), flags), None).unwrap();
+        let at_server = rome.pass(&wire, Some("oslo-1")).unwrap();
+        let client = v4(parse(&at_server).unwrap().source);
+        let wire = rome.pass(&tcp(SERVER, client, (80, 5000), ACK), None).unwrap();
+        assert!(oslo.pass(&wire, Some("rome-1")).is_ok());
+        client
+    };
+    let client = cross(&mut oslo, &mut rome, SYN);
+    oslo = Side::of_client(&settings);
+    assert_eq!(cross(&mut oslo, &mut rome, ACK), client);
+    rome = Side::of_server(&settings);
+    assert_eq!(cross(&mut oslo, &mut rome, ACK), client);
+}
