@@ -7,11 +7,12 @@
 use causeway_gateway::tun::checksum::ChecksumState;
 use causeway_gateway::tun::flow::lookup;
 use causeway_gateway::tun::join::{FrameSink, Joiner};
+use causeway_gateway::tun::mss;
 use causeway_gateway::tun::offload::{FrameHeader, fragment, split};
 use causeway_gateway::tun::packet::{parse, parse_quoted};
 use causeway_gateway::tun::reply::{REPLY_MAX, ReplyReason, reply};
+use causeway_gateway::tun::rewrite::{PacketEnds, rewrite};
 use causeway_gateway::tun::translate::{Direction, PrefixPair, PrefixTable};
-use causeway_gateway::tun::mss;
 use libfuzzer_sys::fuzz_target;
 
 struct Count(usize);
@@ -38,12 +39,16 @@ fuzz_target!(|data: &[u8]| {
         .into_iter()
         .flatten(),
     );
+    let other = if packet.source.is_ipv4() { "240.0.0.9" } else { "100::9" }.parse().unwrap();
+    let ends = PacketEnds { source: other, destination: other, source_port: 7, destination_port: 9 };
     for direction in [Direction::Outbound, Direction::Inbound] {
         let _ = lookup(bytes, &packet, direction, &table);
         for state in [ChecksumState::Full, ChecksumState::Partial] {
             let mut changed = bytes.to_vec();
             table.translate(&mut changed, &packet, direction, state);
             mss::clamp(&mut changed, &packet, 1280, state);
+            assert!(parse(&changed).is_ok());
+            rewrite(&mut changed, &packet, &ends, state);
             assert!(parse(&changed).is_ok());
         }
     }

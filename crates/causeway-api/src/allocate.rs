@@ -14,7 +14,8 @@ pub use freed::FreedAddresses;
 pub use pool::AddressPool;
 pub use steps::{AllocationStep, PendingAllocations, steps};
 
-use crate::kinds::VirtualPresence;
+use crate::kinds::{ServiceExpose, VirtualPresence};
+use crate::object_set::ObjectSet;
 
 /// The label of a presence that the controller created. Removing it hands the presence over to the user: it
 /// is then not changed any more.
@@ -48,6 +49,12 @@ impl AddressFamily {
             AddressFamily::V6 => "IPv6",
         }
     }
+}
+
+/// Returns the only family in which an exposure has addresses: packets are translated within one. None: in all of them.
+pub fn translated_family(objects: &ObjectSet, expose: &ServiceExpose) -> Option<AddressFamily> {
+    let service = objects.service(&expose.e_service_name).filter(|_| expose.is_translated())?;
+    service.translated_server().map(|(ip, _)| AddressFamily::of(ip))
 }
 
 /// Returns the name of a presence that the controller creates: the same in every replica and at every time.

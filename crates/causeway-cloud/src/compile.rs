@@ -7,6 +7,7 @@
 
 pub mod affected;
 mod facts;
+mod translated;
 mod tunnel;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,10 +41,12 @@ fn facts(objects: &ObjectSet, active: &ActiveGateways, gateway: &EGateway) -> Ve
     draft.tunnel(active, gateway, &mut own);
     draft.facts.push(NetmapEntry::Gateway(own));
     draft.own_site(active);
-    draft.presences(gateway);
+    draft.presences(active, gateway);
     draft.services();
+    draft.translated_services(active, gateway);
     draft.nodes_here();
     draft.nodes_elsewhere();
+    draft.hosts_elsewhere(active, gateway);
     draft.subjects_here();
     draft.policies();
     draft.leave_names_to_nodes();
@@ -83,7 +86,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Services that are exposed here and have an address here.
-    fn presences(&mut self, gateway: &'a EGateway) {
+    fn presences(&mut self, active: &ActiveGateways, gateway: &'a EGateway) {
         let mut addresses: BTreeMap<&str, BTreeSet<IpAddr>> = BTreeMap::new();
         for found in self.objects.presences_at(self.site).filter(|found| is_usable(found, gateway)) {
             addresses.entry(&found.e_service_name).or_default().extend(found.ip_addr());
@@ -91,6 +94,12 @@ impl<'a> Draft<'a> {
         for (name, addresses) in addresses {
             let exposes: Vec<&ServiceExpose> = self.exposes_to(name, self.site).collect();
             let Some(service) = self.objects.service(name).filter(|_| !exposes.is_empty()) else { continue };
+            if exposes.iter().all(|expose| expose.is_translated()) {
+                self.translated_presence(active, service, &exposes, addresses);
+                continue;
+            }
+            let exposes: Vec<&ServiceExpose> =
+                exposes.into_iter().filter(|expose| !expose.is_translated()).collect();
             let policies = sorted(exposes.iter().flat_map(|expose| &expose.e_policys));
             policies.iter().for_each(|policy| self.refer(policy, self.site));
             self.facts.push(NetmapEntry::Presence(PresenceEntry {
@@ -109,8 +118,8 @@ impl<'a> Draft<'a> {
     /// Services that run here and are exposed somewhere.
     fn services(&mut self) {
         for service in self.objects.services_at(self.site) {
-            let exposes =
-                self.objects.exposes_of(&service.metadata.name).filter(|expose| self.is_carried(expose));
+            let exposes = self.objects.exposes_of(&service.metadata.name);
+            let exposes = exposes.filter(|expose| self.is_carried(expose) && !expose.is_translated());
             let exposes: Vec<_> = exposes.filter(|expose| !expose.e_sites.is_empty()).collect();
             if exposes.is_empty() {
                 continue;
@@ -223,13 +232,17 @@ impl<'a> Draft<'a> {
         });
         let taken: BTreeSet<DnsName> = nodes.flatten().cloned().collect();
         for fact in &mut self.facts {
-            if let NetmapEntry::Presence(presence) = fact {
-                presence.names.retain(|name| !taken.contains(name));
+            match fact {
+                NetmapEntry::Presence(presence) => presence.names.retain(|name| !taken.contains(name)),
+                NetmapEntry::TranslatedPresence(presence) => {
+                    presence.names.retain(|name| !taken.contains(name));
+                }
+                _ => {}
             }
         }
     }
 
-    /// Packets that are translated end to end are not carried yet; a condition of the exposure says so.
+    /// A condition of an exposure that is not carried says why.
     fn is_carried(&self, expose: &ServiceExpose) -> bool {
         conditions::not_carried(self.objects, expose).is_none()
     }

@@ -185,7 +185,8 @@ impl Gateway {
         let context = GatewayContext::new(netmaps, peers, audit, options.connections_max);
         let carrier = ChannelCarrier::new(context.clone());
         let tunnel = options.tunnel.clone().filter(|tunnel| !tunnel.off).map(|tunnel| {
-            let tunnel = TunnelOptions { own_listeners: options.own_listeners.clone(), ..tunnel };
+            let (own_listeners, dial_rules) = (options.own_listeners.clone(), options.dial_rules.clone());
+            let tunnel = TunnelOptions { own_listeners, dial_rules, ..tunnel };
             Tunnel::new(context.clone(), tunnel, Arc::new(PacketsByChannel(carrier.clone())))
         });
         let proxy = Proxy::new(context.clone(), options);

@@ -11,6 +11,8 @@ pub mod checksum;
 
 pub mod translate;
 
+pub mod rewrite;
+
 pub mod mss;
 
 pub mod offload;
@@ -38,6 +40,12 @@ pub mod admission;
 pub mod shares;
 
 pub mod flow;
+
+pub mod client_numbers;
+
+pub mod client_addresses;
+
+pub mod service_plan;
 
 pub mod plan;
 
@@ -72,7 +80,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::dial::OwnListeners;
+use crate::dial::{OwnListeners, SharedDialRules};
 use crate::gateway::GatewayContext;
 use admission::OwnSockets;
 use counters::{PacketCount, TunnelMetrics};
@@ -101,6 +109,8 @@ pub struct TunnelOptions {
     pub mtu: Option<u16>,
     /// Listeners of this process, which are not reached through the tunnel.
     pub own_listeners: OwnListeners,
+    /// Addresses to which packets of translated services may go.
+    pub dial_rules: SharedDialRules,
 }
 
 /// A path of 1500 bytes, less IPv6, UDP and the form of WireGuard: 40 + 8 + 32.
@@ -122,6 +132,7 @@ impl Default for TunnelOptions {
             device_name: "causeway-l3-%d".to_owned(),
             mtu: None,
             own_listeners: OwnListeners::default(),
+            dial_rules: SharedDialRules::default(),
         }
     }
 }
@@ -146,7 +157,7 @@ pub struct TunnelState {
 pub struct TunnelPeerState {
     pub endpoint: Option<SocketAddr>,
     pub path: PeerPath,
-    /// False: no packets of hosts cross, the peer tells this gateway its address.
+    /// Packets of networks or translated services cross. False: the peer only tells this gateway its address.
     pub carries_networks: bool,
     /// The reason for which packets take no direct path.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -391,8 +402,11 @@ impl Tunnel {
         let addresses = getifaddrs::getifaddrs().into_iter().flatten();
         let addresses =
             addresses.filter_map(|interface| interface.address.ip_addr()).map(|ip| ip.to_canonical());
-        let own =
-            OwnSockets { listeners: self.options.own_listeners.registered(), addresses: addresses.collect() };
+        let own = OwnSockets {
+            listeners: self.options.own_listeners.registered(),
+            addresses: addresses.collect(),
+            rules: self.options.dial_rules.current(),
+        };
         ForwardPlan::new(view, own, peers)
     }
 
@@ -410,7 +424,10 @@ impl Tunnel {
 /// member only if an ECommunity names it.
 fn has_networks(view: &NetmapView) -> bool {
     let peers = || view.tunnel_peers.values().any(|peer| !peer.networks.is_empty());
-    view.gateway.as_ref().is_some_and(|gateway| !gateway.tunnel_networks.is_empty()) || peers()
+    let has_services = !view.translated_presences.is_empty() || !view.translated_services.is_empty();
+    view.gateway.as_ref().is_some_and(|gateway| !gateway.tunnel_networks.is_empty())
+        || has_services
+        || peers()
 }
 
 /// The thread of a worker. It is stopped when this is dropped.

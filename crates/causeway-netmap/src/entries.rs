@@ -5,6 +5,7 @@
 
 mod decode;
 mod encode;
+mod translated;
 mod tunnel;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use ipnet::IpNet;
 use crate::names::{DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName};
 use crate::netmap::EntryKey;
 
+pub use translated::{TranslatedExposure, TranslatedPresenceEntry, TranslatedScope, TranslatedServiceEntry};
 pub use tunnel::{
     CommunityEntry, IpProtocol, PortRule, PrefixMapping, TunnelCipher, TunnelKey, TunnelPeerEntry,
 };
@@ -30,6 +32,9 @@ pub enum NetmapEntry {
     Policy(PolicyEntry),
     Subject(SubjectEntry),
     Node(NodeEntry),
+    Host(HostEntry),
+    TranslatedPresence(TranslatedPresenceEntry),
+    TranslatedService(TranslatedServiceEntry),
     TunnelPeer(TunnelPeerEntry),
     Community(CommunityEntry),
 }
@@ -43,6 +48,9 @@ pub(crate) mod kind {
     pub const POLICY: &str = "policy";
     pub const SUBJECT: &str = "subject";
     pub const NODE: &str = "node";
+    pub const HOST: &str = "host";
+    pub const TRANSLATED_PRESENCE: &str = "translatedpresence";
+    pub const TRANSLATED_SERVICE: &str = "translatedservice";
     pub const TUNNEL_PEER: &str = "tunnelpeer";
     pub const COMMUNITY: &str = "community";
 }
@@ -258,6 +266,16 @@ pub struct NodeEntry {
     pub ports: Vec<u16>,
     pub names: Vec<DnsName>,
     pub policies: Vec<PolicyName>,
+}
+
+/// A host of another site that packets reach, because both sites are members of one community.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostEntry {
+    pub server: ServerName,
+    pub site: SiteName,
+    /// The address on the wire: of a mapped network, the mapped one.
+    pub ip: IpAddr,
+    pub names: Vec<DnsName>,
 }
 
 impl NetmapEntry {

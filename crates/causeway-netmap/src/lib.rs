@@ -20,9 +20,10 @@ mod wire;
 
 pub use entries::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
-    CarriagePreference, CommunityEntry, ExposureEntry, GatewayEntry, IpProtocol, NetmapEntry,
+    CarriagePreference, CommunityEntry, ExposureEntry, GatewayEntry, HostEntry, IpProtocol, NetmapEntry,
     NetmapEntryError, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule, PrefixMapping,
-    PresenceEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry, TunnelCipher, TunnelKey,
+    PresenceEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry, TranslatedExposure,
+    TranslatedPresenceEntry, TranslatedScope, TranslatedServiceEntry, TunnelCipher, TunnelKey,
     TunnelPeerEntry,
 };
 pub use generation::{Digest, Generation, NetmapStamp};

@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use crate::entries::{
-    CommunityEntry, GatewayEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry, PresenceEntry,
-    ServiceEntry, SiteEntry, SubjectEntry, TunnelPeerEntry,
+    CommunityEntry, GatewayEntry, HostEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry,
+    PresenceEntry, ServiceEntry, SiteEntry, SubjectEntry, TranslatedPresenceEntry, TranslatedServiceEntry,
+    TunnelPeerEntry,
 };
 use crate::generation::Generation;
 use crate::names::{
@@ -28,6 +29,9 @@ pub struct NetmapView {
     pub policies: BTreeMap<PolicyName, PolicyEntry>,
     pub subjects: BTreeMap<ServerName, SubjectEntry>,
     pub nodes: BTreeMap<ServerName, NodeEntry>,
+    pub hosts: BTreeMap<ServerName, HostEntry>,
+    pub translated_presences: BTreeMap<ServiceName, TranslatedPresenceEntry>,
+    pub translated_services: BTreeMap<ServiceName, TranslatedServiceEntry>,
     pub tunnel_peers: BTreeMap<GatewayName, TunnelPeerEntry>,
     pub communities: BTreeMap<CommunityName, CommunityEntry>,
     names: HashMap<DnsName, DnsNameTarget>,
@@ -44,7 +48,10 @@ pub struct NetmapView {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DnsNameTarget {
     Presence(ServiceName),
+    TranslatedPresence(ServiceName),
     Node(ServerName),
+    /// A host of another site that packets reach.
+    Host(ServerName),
 }
 
 impl NetmapView {
@@ -104,7 +111,7 @@ impl NetmapView {
                     // A presence takes precedence over a node of the same name: it was exposed under it on
                     // purpose.
                     match self.names.get(name) {
-                        Some(DnsNameTarget::Presence(_)) => {}
+                        Some(DnsNameTarget::Presence(_) | DnsNameTarget::TranslatedPresence(_)) => {}
                         _ => drop(self.names.insert(name.clone(), named)),
                     }
                 }
@@ -134,11 +141,37 @@ impl NetmapView {
             }
             NetmapEntry::Node(node) => {
                 for name in &node.names {
-                    self.names
-                        .entry(name.clone())
-                        .or_insert_with(|| DnsNameTarget::Node(node.server.clone()));
+                    match self.names.get(name) {
+                        None | Some(DnsNameTarget::Host(_)) => {
+                            let named = DnsNameTarget::Node(node.server.clone());
+                            self.names.insert(name.clone(), named);
+                        }
+                        Some(_) => {}
+                    }
                 }
                 self.nodes.insert(node.server.clone(), node);
+            }
+            NetmapEntry::TranslatedPresence(presence) => {
+                for name in &presence.names {
+                    let named = DnsNameTarget::TranslatedPresence(presence.service.clone());
+                    match self.names.get(name) {
+                        Some(DnsNameTarget::Presence(_) | DnsNameTarget::TranslatedPresence(_)) => {}
+                        _ => drop(self.names.insert(name.clone(), named)),
+                    }
+                }
+                self.translated_presences.insert(presence.service.clone(), presence);
+            }
+            NetmapEntry::TranslatedService(service) => {
+                self.translated_services.insert(service.service.clone(), service);
+            }
+            // A service or node that was given the name on purpose has it before a host.
+            NetmapEntry::Host(host) => {
+                for name in &host.names {
+                    self.names
+                        .entry(name.clone())
+                        .or_insert_with(|| DnsNameTarget::Host(host.server.clone()));
+                }
+                self.hosts.insert(host.server.clone(), host);
             }
             NetmapEntry::TunnelPeer(peer) => {
                 self.tunnel_peers.insert(peer.gateway.clone(), peer);

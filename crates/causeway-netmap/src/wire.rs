@@ -233,3 +233,57 @@ pub struct NodeMessage {
     #[prost(string, repeated, tag = "5")]
     pub policies: Vec<String>,
 }
+
+#[derive(Clone, PartialEq, Message)]
+pub struct HostMessage {
+    #[prost(string, tag = "1")]
+    pub site: String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub ip: Vec<u8>,
+    #[prost(string, repeated, tag = "3")]
+    pub names: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct TranslatedPresenceMessage {
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub addresses: Vec<Vec<u8>>,
+    /// 0: every port.
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
+    /// As in `ServiceMessage`; 7: every protocol.
+    #[prost(uint32, tag = "3")]
+    pub protocol: u32,
+    #[prost(string, repeated, tag = "4")]
+    pub names: Vec<String>,
+    #[prost(string, tag = "5")]
+    pub service_site: String,
+    #[prost(string, tag = "6")]
+    pub gateway: String,
+    #[prost(string, repeated, tag = "7")]
+    pub policies: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct TranslatedServiceMessage {
+    #[prost(bytes = "vec", tag = "1")]
+    pub ip: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    pub server_port: u32,
+    #[prost(uint32, tag = "3")]
+    pub port: u32,
+    #[prost(uint32, tag = "4")]
+    pub protocol: u32,
+    #[prost(message, repeated, tag = "5")]
+    pub exposures: Vec<TranslatedExposureMessage>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct TranslatedExposureMessage {
+    #[prost(string, tag = "1")]
+    pub site: String,
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub addresses: Vec<Vec<u8>>,
+    #[prost(string, repeated, tag = "3")]
+    pub policies: Vec<String>,
+}

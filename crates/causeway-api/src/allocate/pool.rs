@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 
 use super::{AddressFamily, FreedAddresses};
-use crate::kinds::EGateway;
+use crate::kinds::{EGateway, ServiceExpose};
 use crate::object_set::ObjectSet;
 
 /// The addresses that a site can allocate. Cheap to create: the taken addresses are read only when needed.
@@ -22,6 +22,8 @@ pub struct AddressPool<'a> {
     taken: Option<HashSet<IpAddr>>,
     /// Per range: all addresses below this one are taken.
     next: Vec<u128>,
+    /// A service of this site is translated: its gateways give addresses of the upper half to clients of other sites.
+    is_lower_only: bool,
 }
 
 impl<'a> AddressPool<'a> {
@@ -30,7 +32,10 @@ impl<'a> AddressPool<'a> {
         let ranges: Vec<IpNet> =
             AddressFamily::ALL.into_iter().filter_map(|family| range(&gateways, family)).collect();
         let next = ranges.iter().map(|range| number(range.network())).collect();
-        AddressPool { objects, site, ranges, reserved: reserved(&gateways), taken: None, next }
+        let mut exposes =
+            objects.services_at(site).flat_map(|service| objects.exposes_of(&service.metadata.name));
+        let is_lower_only = exposes.any(ServiceExpose::is_translated);
+        AddressPool { objects, site, ranges, reserved: reserved(&gateways), taken: None, next, is_lower_only }
     }
 
     /// Returns the address families of the site.
@@ -45,7 +50,7 @@ impl<'a> AddressPool<'a> {
     /// Tells whether no address is left. Returns early when the site cannot have that many presences.
     pub fn is_full(&mut self, family: AddressFamily) -> bool {
         let Some(range) = self.range(family) else { return true };
-        let hosts = number(range.broadcast()) - number(range.network());
+        let hosts = self.last(range) - number(range.network());
         let used = self.objects.presence_count(self.site) + self.reserved.len();
         used as u128 >= hosts && self.take(family, &FreedAddresses::default(), &HashSet::new()).is_none()
     }
@@ -59,21 +64,32 @@ impl<'a> AddressPool<'a> {
     ) -> Option<IpAddr> {
         let index = self.ranges.iter().position(|range| AddressFamily::of(range.network()) == family)?;
         let range = self.ranges[index];
+        let last = self.last(range);
         let (objects, site) = (self.objects, self.site);
         let taken = self.taken.get_or_insert_with(|| {
             objects.presences_at(site).filter_map(|presence| presence.ip_addr()).collect()
         });
         let is_free = |ip: &IpAddr| !self.reserved.contains(ip) && !taken.contains(ip) && !avoid.contains(ip);
-        let fresh = (self.next[index]..=number(range.broadcast()))
+        let fresh = (self.next[index]..=last)
             .map(|number| address(number, family))
             .find(|ip| is_free(ip) && freed.moment(site, *ip).is_none());
         let found = match fresh {
             Some(ip) => ip,
-            None => freed.in_order(site).into_iter().find(|ip| range.contains(ip) && is_free(ip))?,
+            None => freed
+                .in_order(site)
+                .into_iter()
+                .find(|ip| range.contains(ip) && number(*ip) <= last && is_free(ip))?,
         };
-        self.next[index] = fresh.map_or(number(range.broadcast()), number);
+        self.next[index] = fresh.map_or(last, number);
         taken.insert(found);
         Some(found)
+    }
+
+    /// Returns the last address of a range that a presence may have.
+    fn last(&self, range: IpNet) -> u128 {
+        let lower = range.subnets(range.prefix_len() + 1).ok().and_then(|mut halves| halves.next());
+        let usable = lower.filter(|_| self.is_lower_only).unwrap_or(range);
+        number(usable.broadcast())
     }
 }
 

@@ -4,10 +4,12 @@
 //! the site, unless a user created one. Presences that the controller created and that are not needed any
 //! more are deleted; those outside a changed range get a new address.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
-use super::{AddressFamily, AddressPool, FreedAddresses, MADE_BY, MADE_LABEL, is_made, name};
+use super::{
+    AddressFamily, AddressPool, FreedAddresses, MADE_BY, MADE_LABEL, is_made, name, translated_family,
+};
 use crate::conditions;
 use crate::kinds::{EGateway, VirtualPresence};
 use crate::meta::ObjectMeta;
@@ -63,11 +65,11 @@ pub fn steps(
     claims: &PendingAllocations,
     site: &str,
 ) -> Vec<AllocationStep> {
-    let wanted: BTreeSet<&str> = objects
+    let wanted: BTreeMap<&str, Option<AddressFamily>> = objects
         .exposes_at(site)
         .filter(|expose| conditions::not_carried(objects, expose).is_none())
-        .map(|expose| expose.e_service_name.as_str())
-        .filter(|service| objects.service(service).is_some())
+        .filter(|expose| objects.service(&expose.e_service_name).is_some())
+        .map(|expose| (expose.e_service_name.as_str(), translated_family(objects, expose)))
         .collect();
     let mut present: BTreeMap<&str, Vec<&VirtualPresence>> = BTreeMap::new();
     for found in objects.presences_at(site) {
@@ -83,11 +85,13 @@ pub fn steps(
         steps: Vec::new(),
     };
     let none = Vec::new();
-    for (service, found) in present.iter().filter(|(service, _)| !wanted.contains(*service)) {
-        draft.reconcile(service, found, false);
+    for (service, found) in present.iter().filter(|(service, _)| !wanted.contains_key(*service)) {
+        draft.reconcile(service, found, None);
     }
-    for service in wanted {
-        draft.reconcile(service, present.get(service).unwrap_or(&none), true);
+    for (service, only) in wanted {
+        let families = draft.pool.families().filter(|family| only.is_none_or(|only| *family == only));
+        let families = families.collect();
+        draft.reconcile(service, present.get(service).unwrap_or(&none), Some(families));
     }
     draft.steps
 }
@@ -103,15 +107,14 @@ struct Draft<'a> {
 }
 
 impl Draft<'_> {
-    /// Compares the presences of a service at the site with the wanted ones.
-    fn reconcile(&mut self, service: &str, found: &[&VirtualPresence], is_wanted: bool) {
+    /// Compares the presences of a service at the site with the wanted ones: one of each family. None: it is not exposed.
+    fn reconcile(&mut self, service: &str, found: &[&VirtualPresence], wanted: Option<Vec<AddressFamily>>) {
         let by_hand = found.iter().any(|presence| !is_made(presence));
         let made = found.iter().copied().filter(|presence| is_made(presence));
-        if !is_wanted || by_hand {
+        let Some(families) = wanted.filter(|_| !by_hand) else {
             return made.for_each(|presence| self.remove(presence));
-        }
+        };
         // Without a gateway the valid addresses are unknown: existing presences stay until there is one.
-        let families: Vec<AddressFamily> = self.pool.families().collect();
         if families.is_empty() {
             return;
         }

@@ -1,8 +1,8 @@
-//! Finds networks that collide, members without a tunnel, and exposures that this version does not carry.
+//! Finds networks that collide, members without a tunnel, and exposures that are not carried.
 
 use super::findings::{Findings, list};
 use super::{POLICIES_RESOLVED, SUBNETS_DISTINCT, TUNNEL_KEY_UNIQUE, TUNNELS_KNOWN, absent};
-use crate::kinds::{ECommunity, EGateway, ESite, Kind, MappedSubnet, Protocol, ServiceExpose};
+use crate::kinds::{ECommunity, EGateway, EService, ESite, Kind, MappedSubnet, Protocol, ServiceExpose};
 use crate::layer3::{NetworkOverlap, overlaps_in, overlaps_of, plan_ranges};
 use crate::object_set::ObjectSet;
 
@@ -112,23 +112,43 @@ pub(super) fn key_is_unique(findings: &mut Findings, objects: &ObjectSet, gatewa
     }
 }
 
-/// Returns why an exposure is not carried by this version. None: it is.
+/// Returns why an exposure is not carried. None: it is, as soon as its service exists.
 pub fn not_carried(objects: &ObjectSet, expose: &ServiceExpose) -> Option<(&'static str, String)> {
-    let is_ip =
-        objects.service(&expose.e_service_name).is_some_and(|service| service.protocol == Protocol::Ip);
-    match (expose.is_translated(), is_ip) {
-        (true, _) => Some((
-            "TranslateNotSupported",
-            "mode translate is not supported by this version, so the service is presented nowhere: use mode proxy, \
-             or an ECommunity with mappedSubnets"
-                .to_owned(),
-        )),
-        (false, true) => Some((
-            "TranslateRequired",
-            format!("EService {} has protocol IP, which requires mode translate", expose.e_service_name),
-        )),
-        (false, false) => None,
+    let service = objects.service(&expose.e_service_name)?;
+    let name = &service.metadata.name;
+    if !expose.is_translated() {
+        let is_ip = service.protocol == Protocol::Ip;
+        return is_ip.then(|| {
+            ("TranslateRequired", format!("EService {name} has protocol IP, which requires mode translate"))
+        });
     }
+    if let Some(why) = not_translatable(service) {
+        return Some(("NotTranslatable", format!("mode translate needs another EService {name}: {why}")));
+    }
+    let is_shared = |other: &&ServiceExpose| {
+        !other.is_translated() && other.e_sites.iter().any(|site| expose.e_sites.contains(site))
+    };
+    let other = objects.exposes_of(name).find(is_shared)?;
+    let message = format!(
+        "ServiceExpose {} presents EService {name} in mode proxy at one of these sites: a presence has one mode",
+        other.metadata.name
+    );
+    Some(("ModeConflict", message))
+}
+
+/// Returns the field of a service that a gateway cannot honour for packets.
+fn not_translatable(service: &EService) -> Option<&'static str> {
+    let is_loopback = service.translated_server().is_some_and(|(ip, _)| ip.to_canonical().is_loopback());
+    let rows = [
+        (service.endpoints.len() > 1, "packets go to one server, and endpoints has several"),
+        (service.health_check.is_some(), "the gateway opens no connection, and healthCheck is set"),
+        (service.backend_tls.is_some(), "the gateway opens no connection, and backendTLS is set"),
+        (service.proxy_protocol, "the gateway opens no connection, and proxyProtocol is set"),
+        (service.protocol == Protocol::Kafka, "the addresses inside KAFKA are not translated"),
+        (is_loopback, "packets do not cross to a loopback address"),
+        (service.translated_server().is_none(), "packets need an address, and it has only a domainName"),
+    ];
+    rows.into_iter().find(|(fails, _)| *fails).map(|(_, why)| why)
 }
 
 /// Returns the mapped networks that the status of a site shows.

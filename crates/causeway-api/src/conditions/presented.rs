@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::PRESENTED;
 use super::findings::Findings;
 use super::layer3::not_carried;
-use crate::allocate::{AddressFamily, AddressPool, name};
+use crate::allocate::{AddressFamily, AddressPool, name, translated_family};
 use crate::kinds::{EGateway, ServiceExpose, VirtualPresence};
 use crate::object_set::ObjectSet;
 use crate::presence;
@@ -45,7 +45,7 @@ pub(super) fn presented(findings: &mut Findings, objects: &ObjectSet, expose: &S
             bare += 1;
             continue;
         }
-        match at_site(objects, service, site, &gateways, found.get(site.as_str()).unwrap_or(&none)) {
+        match at_site(objects, expose, site, &gateways, found.get(site.as_str()).unwrap_or(&none)) {
             Ok(addresses) => shown.push(format!("{site} {}", join(&addresses, ", "))),
             Err(gap) => gaps.push(gap),
         }
@@ -73,14 +73,17 @@ pub(super) fn presented(findings: &mut Findings, objects: &ObjectSet, expose: &S
 /// Returns the addresses of a service at a site.
 fn at_site(
     objects: &ObjectSet,
-    service: &str,
+    expose: &ServiceExpose,
     site: &str,
     gateways: &[&EGateway],
     found: &[&VirtualPresence],
 ) -> Result<Vec<IpAddr>, Gap> {
+    let service = expose.e_service_name.as_str();
+    let only = translated_family(objects, expose);
     let is_usable = |presence: &&&VirtualPresence| presence::check_refs(presence, gateways, &[]).is_empty();
+    let usable = found.iter().filter(is_usable).filter_map(|presence| presence.ip_addr());
     let mut usable: Vec<IpAddr> =
-        found.iter().filter(is_usable).filter_map(|presence| presence.ip_addr()).collect();
+        usable.filter(|ip| only.is_none_or(|only| AddressFamily::of(*ip) == only)).collect();
     usable.sort_unstable();
     let by_hand = found.iter().find(|presence| !crate::allocate::is_made(presence));
     if let Some(presence) = by_hand {
@@ -90,7 +93,16 @@ fn at_site(
         };
     }
     let mut pool = AddressPool::of(objects, site);
-    let missing = pool.families().find(|family| !usable.iter().any(|ip| AddressFamily::of(*ip) == *family));
+    if let Some(only) = only.filter(|only| !pool.families().any(|family| family == *only)) {
+        let message = format!(
+            "the server of EService {service} has an {} address, and virtualPresenceIPcidr at {site} has no such range",
+            only.as_str()
+        );
+        return Err(Gap { reason: "FamilyMissing", message });
+    }
+    let mut families = pool.families().filter(|family| only.is_none_or(|only| *family == only));
+    let missing = families.find(|family| !usable.iter().any(|ip| AddressFamily::of(*ip) == *family));
+    drop(families);
     match missing {
         Some(family) => Err(gap(objects, &mut pool, (service, site, family))),
         None => Ok(usable),

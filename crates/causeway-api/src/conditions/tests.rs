@@ -388,14 +388,33 @@ fn a_community_says_what_keeps_packets_from_crossing() {
 }
 
 #[test]
-fn a_translated_exposure_says_that_it_is_not_carried() {
-    let expose = json!({"metadata": {"name": "web"}, "eServiceName": "web", "eSites": ["berlin"], "ePolicys": ["p1"],
-        "mode": "translate"});
-    check(
-        Kind::ServiceExpose,
-        expose,
-        PRESENTED,
-        "False TranslateNotSupported mode translate is not supported by this version, so the service is presented \
-         nowhere: use mode proxy, or an ECommunity with mappedSubnets",
-    );
+fn a_translated_exposure_says_why_its_service_cannot_be_translated() {
+    let check = |service: Value, expected: &str| {
+        let mut objects = objects();
+        let mut fields =
+            json!({"metadata": {"name": "web"}, "eSiteName": "oslo", "ip": "10.0.0.5", "port": 80});
+        fields.as_object_mut().unwrap().extend(service.as_object().unwrap().clone());
+        objects.insert(decode(Kind::EService, fields));
+        let expose = json!({"metadata": {"name": "web"}, "eServiceName": "web", "eSites": ["berlin"], "ePolicys": ["p1"],
+            "mode": "translate"});
+        let expose = decode(Kind::ServiceExpose, expose);
+        objects.insert(expose.clone());
+        let status = status(&expose, &objects, Time::from_second(NOW));
+        let condition = status.condition(PRESENTED).unwrap();
+        let text = format!("{} {} {}", condition.status.as_str(), condition.reason, condition.message);
+        assert_eq!(text.trim_end(), expected);
+    };
+    check(json!({}), "True Presented berlin 198.18.0.7");
+    check(json!({"protocol": "IP", "port": 0}), "True Presented berlin 198.18.0.7");
+    let why = |why: &str| format!("False NotTranslatable mode translate needs another EService web: {why}");
+    let unopened = |field: &str| why(&format!("the gateway opens no connection, and {field} is set"));
+    check(json!({"healthCheck": {}}), &unopened("healthCheck"));
+    check(json!({"backendTLS": {}}), &unopened("backendTLS"));
+    check(json!({"proxyProtocol": true}), &unopened("proxyProtocol"));
+    let two = json!([{"ip": "10.0.0.5"}, {"ip": "10.0.0.6"}]);
+    check(json!({"endpoints": two}), &why("packets go to one server, and endpoints has several"));
+    let named = json!({"ip": "", "domainName": "web.test"});
+    check(named, &why("packets need an address, and it has only a domainName"));
+    let loopback = why("packets do not cross to a loopback address");
+    check(json!({"ip": "127.0.0.1"}), &loopback);
 }

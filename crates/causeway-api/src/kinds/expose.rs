@@ -34,7 +34,7 @@ pub struct ServiceExpose {
     pub e_policys: Vec<String>,
 
     /// proxy: the gateways terminate connections. translate: packets cross end to end, and both gateways translate addresses.
-    /// This version does not translate yet: such an exposure gets no presence, and a condition says so. Default: proxy.
+    /// The service then has one address and neither healthCheck, backendTLS nor proxyProtocol. Default: proxy.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "ExposeMode")]
     pub mode: Option<ExposeMode>,

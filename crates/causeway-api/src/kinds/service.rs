@@ -12,7 +12,7 @@ use crate::meta::{ObjectMeta, ObjectStatus, is_zero};
 /// EService is a service that runs at a site. Other sites see it only through a ServiceExpose.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("required" = ["eSiteName", "port"]))]
+#[schemars(extend("required" = ["eSiteName"]))]
 pub struct EService {
     pub metadata: ObjectMeta,
 
@@ -25,7 +25,8 @@ pub struct EService {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub domain_name: String,
 
-    /// Port the service listens on, 1 to 65535. Presences of the service listen on the same port. Required. Example: 8080.
+    /// Port the service listens on, 1 to 65535. Presences of the service listen on the same port. Required, except with
+    /// protocol IP. Example: 8080.
     #[serde(skip_serializing_if = "is_zero")]
     #[schemars(extend("format" = "int32", "minimum" = 1, "maximum" = 65535))]
     pub port: i64,
@@ -176,6 +177,20 @@ impl EService {
         self.ip.parse().ok()
     }
 
+    /// Returns the address and port of the server to which packets are translated: the only endpoint, else `ip`. None: the
+    /// service has several servers, or only a name.
+    pub fn translated_server(&self) -> Option<(IpAddr, u16)> {
+        let port = self.port_number();
+        match self.endpoints.as_slice() {
+            [] => Some((self.ip_addr()?, port)),
+            [only] => {
+                let own = u16::try_from(only.port).ok().filter(|port| *port != 0);
+                Some((only.ip.parse().ok()?, own.unwrap_or(port)))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the port on which presences listen. 0 for an object that was not validated.
     pub fn port_number(&self) -> u16 {
         u16::try_from(self.port).unwrap_or(0)
@@ -200,6 +215,7 @@ impl EService {
         check::optional(errors, "ip", &self.ip, check::host_ip);
         check::optional(errors, "domainName", &self.domain_name, check::host_name);
         match self.port {
+            0 if self.protocol == Protocol::Ip => {}
             0 => errors.push(FieldError::required("port", "the port the service listens on, 1 to 65535")),
             port => check::port(errors, "port", port),
         }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use causeway_api::{CLOUD, ECommunity, EPolicy, Object, ObjectSet};
+use causeway_api::{CLOUD, ECommunity, EPolicy, Object, ObjectSet, ServiceExpose};
 use causeway_netmap::{EntryKey, Netmap, NetmapEntry};
 
 /// Changes since the last look.
@@ -25,7 +25,7 @@ pub struct NetmapChanges {
     named_servers: BTreeSet<String>,
     /// The active gateway of a site is another one.
     is_active_changed: bool,
-    /// A community changed: the gateway of the cloud, a peer of every member, looks again.
+    /// A community or a translated exposure changed: the gateway of the cloud, a peer of all their sites, looks again.
     are_members_changed: bool,
     /// Sites that share a community with these look again.
     near: BTreeSet<String>,
@@ -97,7 +97,9 @@ impl NetmapChanges {
                 self.sites.insert(service.e_site_name.clone());
                 self.services.insert(name);
             }
+            // Members of a community know each other's hosts by name.
             Object::EServer(server) => {
+                self.near.insert(server.e_site_name.clone());
                 self.sites.insert(server.e_site_name.clone());
                 self.node_policies.extend(server.e_policys.iter().cloned());
                 self.servers.insert(name);
@@ -110,8 +112,13 @@ impl NetmapChanges {
             Object::ServiceExpose(expose) => {
                 self.sites.extend(expose.e_sites.iter().cloned());
                 self.services.insert(expose.e_service_name.clone());
+                self.are_members_changed |= expose.is_translated();
             }
-            Object::VirtualPresence(presence) => drop(self.sites.insert(presence.e_site_name.clone())),
+            // The gateway of a translated service knows its presences.
+            Object::VirtualPresence(presence) => {
+                self.sites.insert(presence.e_site_name.clone());
+                self.services.insert(presence.e_service_name.clone());
+            }
             Object::ECommunity(community) => {
                 self.sites.extend(community.members.iter().cloned());
                 self.are_members_changed = true;
@@ -135,13 +142,27 @@ impl NetmapChanges {
         }
         for site in &near {
             affected.sites.extend(objects.neighbours(site).into_iter().map(str::to_owned));
+            affected.sites.extend(partners(objects, site).map(str::to_owned));
         }
         // The gateway of the cloud is a peer of every member of a community.
         if is_cloud_changed {
             let members = objects.all::<ECommunity>().flat_map(|community| community.members.iter().cloned());
             affected.sites.extend(members);
+            for expose in objects.all::<ServiceExpose>().filter(|expose| expose.is_translated()) {
+                affected.sites.extend(expose.e_sites.iter().cloned());
+                let service = objects.service(&expose.e_service_name);
+                affected.sites.extend(service.map(|service| service.e_site_name.clone()));
+            }
         }
-        if self.are_members_changed || near.iter().any(|site| objects.communities_of(site).next().is_some()) {
+        let is_peer_of_cloud = |site: &String| {
+            objects.communities_of(site).next().is_some() || partners(objects, site).next().is_some()
+        };
+        let is_translated =
+            |service: &String| objects.exposes_of(service).any(|expose| expose.is_translated());
+        if self.are_members_changed
+            || near.iter().any(is_peer_of_cloud)
+            || self.services.iter().any(is_translated)
+        {
             affected.gateways.insert(CLOUD.to_owned());
         }
         for service in &self.services {
@@ -167,6 +188,15 @@ impl NetmapChanges {
         affected.keys.extend(self.policies.iter().map(|policy| NetmapEntry::policy_key(policy)));
         affected
     }
+}
+
+/// Returns the sites with which a site exchanges packets of translated services.
+fn partners<'a>(objects: &'a ObjectSet, site: &'a str) -> impl Iterator<Item = &'a str> {
+    let here = objects.exposes_at(site).filter(|expose| expose.is_translated());
+    let servers = here.filter_map(|expose| objects.service(&expose.e_service_name));
+    let own = objects.services_at(site).flat_map(|service| objects.exposes_of(&service.metadata.name));
+    let clients = own.filter(|expose| expose.is_translated()).flat_map(|expose| &expose.e_sites);
+    servers.map(|service| service.e_site_name.as_str()).chain(clients.map(String::as_str))
 }
 
 /// Returns the sites whose clients a policy allows.
@@ -246,6 +276,8 @@ mod tests {
                 Kind::EService => json!({"eSiteName": self.name(), "port": 80 + self.below(2), "ip": ip}),
                 Kind::EServer => {
                     let ports = if self.below(2) == 0 { json!([]) } else { json!([22]) };
+                    // Some are in a network of a site, and so reached by packets.
+                    let ip = if self.below(2) == 0 { ip } else { format!("10.{}.0.5", self.below(3)) };
                     json!({"eSiteName": self.name(), "ip": ip, "ePolicys": self.names(), "ports": ports})
                 }
                 Kind::EPolicy => {
@@ -254,7 +286,11 @@ mod tests {
                 }
                 Kind::ServiceExpose => {
                     let dns_name = ["x.test", "a", ""][self.below(3) as usize];
-                    json!({"eServiceName": self.name(), "dnsName": dns_name, "eSites": self.names(), "ePolicys": self.names()})
+                    let mode = ["proxy", "translate"][self.below(2) as usize];
+                    json!({
+                        "eServiceName": self.name(), "dnsName": dns_name, "eSites": self.names(), "ePolicys": self.names(),
+                        "mode": mode,
+                    })
                 }
                 Kind::VirtualPresence => {
                     json!({"eServiceName": self.name(), "virtualIp": ip, "eSiteName": self.name()})

@@ -98,7 +98,7 @@ pub fn brokers(service: &EService) -> u16 {
 
 pub fn protocol(protocol: kinds::Protocol) -> ServiceProtocol {
     match protocol {
-        // A service of protocol IP is in no netmap yet: `conditions::not_carried`.
+        // A service of protocol IP is translated, and has another entry.
         kinds::Protocol::Tcp | kinds::Protocol::Ip => ServiceProtocol::Tcp,
         kinds::Protocol::Udp => ServiceProtocol::Udp,
         kinds::Protocol::Http => ServiceProtocol::Http,
@@ -122,12 +122,15 @@ pub fn presence_names<'a>(
 
 /// Returns the names of a host: its own, by which Kubernetes knows the node, and those under our zone.
 pub fn node_names(server: &EServer) -> Vec<DnsName> {
-    let name = server.metadata.name.as_str();
-    let long = format!("{name}.{}.{ZONE}", server.e_site_name);
-    let names = [name, server.e_server_name.as_str(), long.as_str()];
-    let names: BTreeSet<DnsName> =
-        names.into_iter().filter(|name| !name.is_empty()).map(DnsName::new).collect();
+    let names = [server.metadata.name.as_str(), server.e_server_name.as_str()];
+    let names = names.into_iter().filter(|name| !name.is_empty()).map(DnsName::new);
+    let names: BTreeSet<DnsName> = names.chain([host_name(server)]).collect();
     names.into_iter().collect()
+}
+
+/// Returns the name of a host under our zone.
+pub fn host_name(server: &EServer) -> DnsName {
+    DnsName::new(&format!("{}.{}.{ZONE}", server.metadata.name, server.e_site_name))
 }
 
 /// A policy with the servers and sites that matter where it is sent; without one, a policy that allows no

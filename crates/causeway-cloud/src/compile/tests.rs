@@ -306,4 +306,5 @@ fn a_gateway_is_told_which_gateway_of_its_site_is_active() {
     check("gone", None);
 }
 
+mod scale;
 mod tunnel;

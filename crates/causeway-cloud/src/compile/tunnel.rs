@@ -8,10 +8,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use causeway_api::layer3::{SiteNetwork, routable, site_networks};
+use causeway_api::layer3::{SiteNetwork, map_address, routable, site_networks};
 use causeway_api::{ECommunity, EGateway, ObjectSet};
 use causeway_netmap::{
-    CommunityEntry, GatewayEntry, NetmapEntry, PrefixMapping, TunnelCipher, TunnelKey, TunnelPeerEntry,
+    CommunityEntry, GatewayEntry, HostEntry, NetmapEntry, PrefixMapping, TunnelCipher, TunnelKey,
+    TunnelPeerEntry,
 };
 use ipnet::IpNet;
 
@@ -44,6 +45,25 @@ fn members_at<'a>(objects: &'a ObjectSet, active: &'a ActiveGateways) -> impl It
     })
 }
 
+/// The extent to which communities let clients of one site begin flows to hosts of another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CommunityReach {
+    Nothing,
+    ByPolicy,
+    Everything,
+}
+
+impl CommunityReach {
+    /// Tells whether a host is known by its address on the wire. A node is also reached by the ports that it offers.
+    fn includes(self, is_node: bool) -> bool {
+        match self {
+            CommunityReach::Nothing => false,
+            CommunityReach::ByPolicy => !is_node,
+            CommunityReach::Everything => true,
+        }
+    }
+}
+
 impl<'a> Draft<'a> {
     /// Adds layer 3. `own` is the entry of the gateway itself.
     pub(super) fn tunnel(&mut self, active: &ActiveGateways, gateway: &EGateway, own: &mut GatewayEntry) {
@@ -54,32 +74,29 @@ impl<'a> Draft<'a> {
         let is_own = |network: &SiteNetwork<'_>| network.gateway.map_or(is_owner, |gateway| gateway == name);
         let networks: Vec<SiteNetwork<'_>> =
             site_networks(self.objects, self.site).into_iter().filter(is_own).collect();
-        let is_cloud = name == CLOUD;
-        // A standby gateway without networks of its own carries nothing.
-        if (communities.is_empty() && !is_cloud) || (networks.is_empty() && !is_owner) {
-            return;
+        // A standby gateway without networks of its own carries no networks.
+        let carries = !networks.is_empty() || is_owner;
+        let translated = self.translated_peers(active, name);
+        if carries && !communities.is_empty() {
+            let real: BTreeSet<IpNet> = networks.iter().map(|network| network.real).collect();
+            let mapped = networks.iter().filter(|network| network.real != network.wire);
+            let mapped: BTreeSet<PrefixMapping> =
+                mapped.map(|network| PrefixMapping { subnet: network.real, seen_as: network.wire }).collect();
+            own.tunnel_networks = real.into_iter().collect();
+            own.mappings = mapped.into_iter().collect();
+            communities.into_iter().for_each(|community| self.community(community));
         }
-        if communities.is_empty() {
-            return self.peers(active, name);
-        }
-        let real: BTreeSet<IpNet> = networks.iter().map(|network| network.real).collect();
-        let mapped = networks.iter().filter(|network| network.real != network.wire);
-        let mapped: BTreeSet<PrefixMapping> =
-            mapped.map(|network| PrefixMapping { subnet: network.real, seen_as: network.wire }).collect();
-        own.tunnel_networks = real.into_iter().collect();
-        own.mappings = mapped.into_iter().collect();
         // The other gateway keeps the key, and with it the peers.
         if self.objects.key_keeper(name).is_none() {
-            self.peers(active, name);
-        }
-        for community in communities {
-            self.community(community);
+            self.peers(active, name, carries, translated);
         }
     }
 
-    fn peers(&mut self, active: &ActiveGateways, name: &str) {
+    /// Adds the peers of a gateway: those behind which networks are, and those of translated services.
+    fn peers(&mut self, active: &ActiveGateways, name: &str, carries: bool, translated: BTreeSet<&'a str>) {
         let mut behind: BTreeMap<&str, BTreeSet<IpNet>> = BTreeMap::new();
-        for network in routable(self.objects, self.site, self.objects.neighbours(self.site)) {
+        let neighbours = if carries { self.objects.neighbours(self.site) } else { BTreeSet::new() };
+        for network in routable(self.objects, self.site, neighbours) {
             let owner = match network.gateway {
                 Some(gateway) => Some(gateway),
                 None => {
@@ -90,17 +107,100 @@ impl<'a> Draft<'a> {
                 behind.entry(owner).or_default().insert(network.wire);
             }
         }
-        if name == CLOUD {
-            for peer in members_at(self.objects, active) {
+        for peer in translated {
+            behind.entry(peer).or_default();
+        }
+        if name == CLOUD && carries {
+            let members = members_at(self.objects, active);
+            for peer in members.chain(super::translated::gateways(self.objects, active)) {
                 behind.entry(peer).or_default();
             }
-        } else if !behind.is_empty() {
+        } else if name != CLOUD && !behind.is_empty() {
             behind.entry(CLOUD).or_default();
         }
         for (peer, networks) in behind {
             let entry = self.objects.gateway(peer).and_then(|object| self.peer(name, object, networks));
             self.facts.extend(entry.map(NetmapEntry::TunnelPeer));
         }
+    }
+
+    /// Adds the hosts of neighbours that clients of this site reach with packets, under their addresses on the wire.
+    ///
+    /// A host that policies let this site use by its ports stays behind the entry ports of this gateway, unless a
+    /// community without policies lets everything cross.
+    pub(super) fn hosts_elsewhere(&mut self, active: &ActiveGateways, gateway: &EGateway) {
+        let carries = |gateway: &EGateway| {
+            let name = gateway.metadata.name.as_str();
+            self.objects.tunnel_key(name).is_some() && self.objects.key_keeper(name).is_none()
+        };
+        let has_networks =
+            |fact: &NetmapEntry| matches!(fact, NetmapEntry::TunnelPeer(peer) if !peer.networks.is_empty());
+        let has_peers = self.facts.iter().any(has_networks);
+        if !has_peers || !carries(gateway) {
+            return;
+        }
+        let nodes: BTreeSet<String> = self
+            .facts
+            .iter()
+            .filter_map(|fact| match fact {
+                NetmapEntry::Node(node) => Some(node.server.to_string()),
+                _ => None,
+            })
+            .collect();
+        let mut networks: BTreeMap<&str, Vec<SiteNetwork<'_>>> = BTreeMap::new();
+        for network in routable(self.objects, self.site, self.objects.neighbours(self.site)) {
+            networks.entry(network.site).or_default().push(network);
+        }
+        let mut hosts = Vec::new();
+        for (site, networks) in networks {
+            let reach = self.reach_of(site);
+            for server in self.objects.servers_at(site) {
+                let is_node = nodes.contains(&server.metadata.name);
+                let Some(ip) = server.ip_addr().filter(|_| reach.includes(is_node)) else { continue };
+                // The nearest network of the site may be one that collides and has no route.
+                let nearest = site_networks(self.objects, site)
+                    .into_iter()
+                    .filter(|network| network.real.contains(&ip))
+                    .max_by_key(|network| network.real.prefix_len());
+                let Some(network) = nearest.filter(|network| networks.contains(network)) else { continue };
+                let owner = match network.gateway {
+                    Some(name) => self.objects.gateway(name),
+                    None => owner_of(self.objects, active, site),
+                };
+                if owner.is_some_and(carries) {
+                    hosts.push(NetmapEntry::Host(HostEntry {
+                        server: server.metadata.name.as_str().into(),
+                        site: site.into(),
+                        ip: map_address(ip, (network.real, network.wire)),
+                        names: vec![super::facts::host_name(server)],
+                    }));
+                }
+            }
+        }
+        self.facts.extend(hosts);
+    }
+
+    /// Returns how far clients of this site reach into a neighbour.
+    fn reach_of(&self, site: &str) -> CommunityReach {
+        let common = self.objects.communities_of(self.site);
+        let common = common.filter(|community| community.members.iter().any(|member| member == site));
+        let mut reach = CommunityReach::Nothing;
+        for community in common {
+            let Some(policies) = &community.e_policys else { return CommunityReach::Everything };
+            let policies = policies.iter().filter_map(|name| self.objects.policy(name));
+            let is_here = |server: &String| {
+                self.objects.server(server).is_some_and(|host| host.e_site_name == self.site)
+            };
+            let mut allowing = policies.filter(|policy| policy.http.is_empty());
+            let is_allowed = allowing.any(|policy| {
+                policy.allowed_sites.iter().any(|allowed| allowed == self.site)
+                    || policy.allowed_servers.iter().any(is_here)
+            });
+            if is_allowed {
+                reach = CommunityReach::ByPolicy;
+            }
+        }
+        reach
     }
 
     /// None: the peer has no key of its own.

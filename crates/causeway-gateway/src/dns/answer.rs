@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use causeway_netmap::{
-    DnsName, DnsNameTarget, GatewayEntry, NetmapView, NodeEntry, PresenceEntry, PresenceIp,
+    DnsName, DnsNameTarget, GatewayEntry, NetmapView, NodeEntry, PolicyName, PresenceEntry, PresenceIp,
 };
 use hickory_proto::rr::rdata::{A, AAAA, PTR, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
@@ -94,8 +94,19 @@ impl Zone<'_> {
                 }
                 _ => self.no_name(),
             },
+            Some(DnsNameTarget::TranslatedPresence(service)) => {
+                let presence = self.view.translated_presences.get(service);
+                match presence.filter(|presence| is_permitted(self.view, gateway, &presence.policies)) {
+                    Some(presence) => self.addresses(presence.addresses.iter().map(|address| address.0)),
+                    None => self.no_name(),
+                }
+            }
             Some(DnsNameTarget::Node(server)) => match self.view.nodes.get(server) {
-                Some(node) => self.addresses(node_address(gateway, node)),
+                Some(node) => self.addresses(node_address(self.view, gateway, node)),
+                None => self.no_name(),
+            },
+            Some(DnsNameTarget::Host(server)) => match self.view.hosts.get(server) {
+                Some(host) => self.addresses([host.ip]),
                 None => self.no_name(),
             },
             None if self.is_ours() => self.empty_name(gateway),
@@ -115,8 +126,13 @@ impl Zone<'_> {
         }
         let usable = self.view.presences.values().filter(|presence| is_usable(self.view, gateway, presence));
         let services = usable.flat_map(|presence| &presence.names);
+        let translated = self.view.translated_presences.values();
+        let translated = translated.filter(|presence| is_permitted(self.view, gateway, &presence.policies));
+        let services = services.chain(translated.flat_map(|presence| &presence.names));
         let nodes = self.view.nodes.values().flat_map(|node| &node.names);
-        match self.text == ZONE || services.chain(nodes).any(|known| is_below(known.as_str(), self.text)) {
+        let hosts = self.view.hosts.values().flat_map(|host| &host.names);
+        let mut known = services.chain(nodes).chain(hosts);
+        match self.text == ZONE || known.any(|known| is_below(known.as_str(), self.text)) {
             true => self.no_data(),
             false => self.no_name(),
         }
@@ -128,18 +144,26 @@ impl Zone<'_> {
         let network = self.name.parse_arpa_name().ok()?;
         let whole = network.prefix_len() == network.max_prefix_len();
         let presence = self.view.presence_at(PresenceIp(network.addr())).filter(|_| whole);
+        let address = PresenceIp(network.addr());
+        let mut translated = self.view.translated_presences.values();
+        let translated = translated.find(|presence| whole && presence.addresses.contains(&address));
+        if let Some(translated) =
+            translated.filter(|presence| is_permitted(self.view, gateway, &presence.policies))
+        {
+            return Some(self.pointer(&translated.names));
+        }
         match presence.filter(|presence| is_usable(self.view, gateway, presence)) {
-            Some(presence) => Some(self.pointer(presence)),
+            Some(presence) => Some(self.pointer(&presence.names)),
             None if !gateway.presence_cidrs.iter().any(|ours| ours.contains(&network)) => None,
             None if whole => Some(self.no_name()),
             None => Some(self.no_data()),
         }
     }
 
-    fn pointer(&self, presence: &PresenceEntry) -> DnsAnswer {
+    fn pointer(&self, names: &[DnsName]) -> DnsAnswer {
         // A single name: the one that no other service can have.
-        let own = presence.names.iter().find(|name| is_below(name.as_str(), ZONE));
-        let target = own.or(presence.names.first()).and_then(|name| full_name(name.as_str()));
+        let own = names.iter().find(|name| is_below(name.as_str(), ZONE));
+        let target = own.or(names.first()).and_then(|name| full_name(name.as_str()));
         match target.filter(|_| matches!(self.kind, RecordType::PTR | RecordType::ANY)) {
             Some(target) => DnsAnswer::Records(vec![self.record(RData::PTR(PTR(target)))]),
             None => self.no_data(),
@@ -189,17 +213,22 @@ impl Zone<'_> {
 /// Tells whether any client of this site may use the presence. A presence without a permitted client has no
 /// name here.
 fn is_usable(view: &NetmapView, gateway: &GatewayEntry, presence: &PresenceEntry) -> bool {
+    is_permitted(view, gateway, &presence.policies)
+}
+
+fn is_permitted(view: &NetmapView, gateway: &GatewayEntry, policies: &[PolicyName]) -> bool {
     let is_here = |server| view.subjects.get(server).is_some_and(|subject| subject.site == gateway.site);
-    let mut existing = presence.policies.iter().filter_map(|name| view.policies.get(name));
+    let mut existing = policies.iter().filter_map(|name| view.policies.get(name));
     existing.any(|policy| policy.sites.contains(&gateway.site) || policy.servers.iter().any(is_here))
 }
 
-/// A node of our own site is returned with its own address; a node of another site is reached through the
-/// entry ports of this gateway.
-fn node_address(gateway: &GatewayEntry, node: &NodeEntry) -> Option<IpAddr> {
+/// A node of our own site is returned with its own address, and one that packets reach with its address on the wire. Any
+/// other node is reached through the entry ports of this gateway.
+fn node_address(view: &NetmapView, gateway: &GatewayEntry, node: &NodeEntry) -> Option<IpAddr> {
+    let host = view.hosts.get(&node.server).filter(|host| host.site == node.site);
     match node.site == gateway.site {
         true => node.ip,
-        false => gateway.ip,
+        false => host.map(|host| host.ip).or(gateway.ip),
     }
 }
 

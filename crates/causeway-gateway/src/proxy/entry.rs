@@ -224,7 +224,9 @@ enum Target {
 fn target(view: &NetmapView, hello: &ClientHello, entry_port: u16) -> Result<Target, &'static str> {
     let ClientHello::Named(name) = hello else { return Err("the ClientHello has no server name") };
     match view.named(name) {
-        None => Err("no service or node has this name"),
+        None | Some(DnsNameTarget::Host(_) | DnsNameTarget::TranslatedPresence(_)) => {
+            Err("no service or node has this name")
+        }
         Some(DnsNameTarget::Presence(service)) => {
             let presence = view.presences.get(service).ok_or("no service or node has this name")?;
             match presence.protocol {

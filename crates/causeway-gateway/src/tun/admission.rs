@@ -6,11 +6,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use causeway_netmap::{IpProtocol, NetmapView, PolicyLimits, ServerName, SiteName, TunnelPeerEntry};
+use causeway_netmap::{
+    IpProtocol, NetmapView, PolicyLimits, PolicyName, ServerName, SiteName, TranslatedScope, TunnelPeerEntry,
+};
 
 use super::packet;
 use super::translate::Direction;
-use crate::dial::{Registered, Transport};
+use crate::dial::{DialRules, Registered, Transport};
 
 /// The first packet of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,8 +44,12 @@ pub enum FlowRefusal {
     NoNetmap,
     #[error("the sites have no community in common")]
     NoCommunity,
-    #[error("no policy of the community allows it")]
+    #[error("no policy allows it")]
     NotAllowed,
+    #[error("the service has no such protocol or port")]
+    NotServed,
+    #[error("the configuration of the gateway does not allow the address of the server")]
+    ServerDenied,
     #[error("the destination is a listener of the gateway itself")]
     OwnListener,
     #[error("this gateway has reached its maximum of flows")]
@@ -59,6 +65,8 @@ impl FlowRefusal {
             FlowRefusal::NoNetmap => "no-netmap",
             FlowRefusal::NoCommunity => "no-community",
             FlowRefusal::NotAllowed => "not-allowed",
+            FlowRefusal::NotServed => "not-served",
+            FlowRefusal::ServerDenied => "server-denied",
             FlowRefusal::OwnListener => "own-listener",
             FlowRefusal::Full => "full",
             FlowRefusal::Limit => "limit",
@@ -71,6 +79,8 @@ impl FlowRefusal {
 pub struct OwnSockets {
     pub listeners: Arc<Vec<Registered>>,
     pub addresses: Vec<IpAddr>,
+    /// The addresses of servers that the local configuration allows.
+    pub rules: Arc<DialRules>,
 }
 
 impl OwnSockets {
@@ -129,6 +139,34 @@ pub fn judge(
         }
     }
     Err(refusal)
+}
+
+/// Decides whether a flow of a translated service may begin. `start.port` is the port at the presence address.
+pub fn judge_service(
+    view: &NetmapView,
+    policies: &[PolicyName],
+    scope: TranslatedScope,
+    site: &SiteName,
+    subject: Option<&ServerName>,
+    start: &FlowStart,
+) -> Result<FlowRight, FlowRefusal> {
+    let protocol = ip_protocol(start.protocol);
+    if !scope.covers(protocol, start.port) {
+        return Err(FlowRefusal::NotServed);
+    }
+    let allowing = policies.iter().filter_map(|name| view.policies.get(name)).find(|policy| {
+        policy.http.is_empty()
+            && policy.allows(site, subject)
+            && (policy.ports.is_empty()
+                || protocol.is_some_and(|protocol| policy.covers_port(protocol, start.port)))
+    });
+    let policy = allowing.ok_or(FlowRefusal::NotAllowed)?;
+    Ok(FlowRight {
+        site: site.clone(),
+        subject: subject.cloned(),
+        rule: policy.name.as_str().into(),
+        limits: policy.limits,
+    })
 }
 
 fn ip_protocol(protocol: u8) -> Option<IpProtocol> {

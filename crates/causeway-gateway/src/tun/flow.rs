@@ -8,8 +8,11 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 
+use causeway_netmap::{GatewayName, ServiceName};
+
 use super::admission::{FlowRefusal, FlowRight, FlowStart};
 use super::packet::{self, Fragment, ParsedPacket, TcpHeader, Transport};
+use super::rewrite::PacketEnds;
 use super::shares::{FlowShares, ShareId};
 use super::translate::{Direction, PrefixTable};
 
@@ -44,6 +47,46 @@ pub struct Flow {
     pub inbound: Traffic,
     closing: Closing,
     share: Option<ShareId>,
+    /// None: the flow is of no translated service.
+    pub service: Option<Box<ServiceFlow>>,
+}
+
+/// The ends that a flow of a translated service has on the wire.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServiceFlow {
+    pub service: ServiceName,
+    /// The gateway at the other site.
+    pub gateway: GatewayName,
+    pub side: ServiceSide,
+    /// As `Flow::key`, with the number of the client and the presence address.
+    pub wire: FlowKey,
+}
+
+/// The part of this site in a flow of a translated service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ServiceSide {
+    Client,
+    Server,
+}
+
+impl ServiceFlow {
+    /// Returns the ends that a packet gets: outbound those on the wire, inbound those that hosts here see.
+    pub fn ends(&self, key: &FlowKey, direction: Direction) -> PacketEnds {
+        match direction {
+            Direction::Outbound => PacketEnds {
+                source: self.wire.local,
+                destination: self.wire.remote,
+                source_port: self.wire.local_port,
+                destination_port: self.wire.remote_port,
+            },
+            Direction::Inbound => PacketEnds {
+                source: key.remote,
+                destination: key.local,
+                source_port: key.remote_port,
+                destination_port: key.local_port,
+            },
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -88,6 +131,13 @@ pub struct FragmentKey {
     remote: IpAddr,
     protocol: u8,
     id: u32,
+}
+
+impl FragmentKey {
+    /// The ends of `key` are those that the first fragment has.
+    pub fn new(direction: Direction, key: &FlowKey, id: u32) -> FragmentKey {
+        FragmentKey { direction, local: key.local, remote: key.remote, protocol: key.protocol, id }
+    }
 }
 
 pub struct FlowTable {
@@ -182,6 +232,10 @@ impl FlowTable {
         self.flows.is_empty()
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = &Flow> {
+        self.flows.values()
+    }
+
     pub fn get_mut(&mut self, key: &FlowKey) -> Option<&mut Flow> {
         self.flows.get_mut(key)
     }
@@ -206,8 +260,21 @@ impl FlowTable {
             Direction::Outbound => self.shares.enter(&right, now).map_err(|_| FlowRefusal::Limit)?,
             Direction::Inbound => None,
         };
-        let flow =
-            Flow { key, peer, start, right, began, begun: now, last: now, outbound, inbound, closing, share };
+        let service = None;
+        let flow = Flow {
+            key,
+            peer,
+            start,
+            right,
+            began,
+            begun: now,
+            last: now,
+            outbound,
+            inbound,
+            closing,
+            share,
+            service,
+        };
         Ok(self.flows.entry(key).or_insert(flow))
     }
 
@@ -223,13 +290,12 @@ impl FlowTable {
     }
 
     /// Remembers the flow of a fragmented packet by its first fragment.
-    pub fn note_fragment(&mut self, id: u32, direction: Direction, key: FlowKey, now: Instant) {
+    pub fn note_fragment(&mut self, fragment: FragmentKey, key: FlowKey, now: Instant) {
         if self.fragments.len() >= FRAGMENTS_MAX {
             self.fragments.retain(|_, (_, seen)| now.duration_since(*seen) < FRAGMENT_LIFETIME);
         }
         if self.fragments.len() < FRAGMENTS_MAX {
-            let FlowKey { local, remote, protocol, .. } = key;
-            self.fragments.insert(FragmentKey { direction, local, remote, protocol, id }, (key, now));
+            self.fragments.insert(fragment, (key, now));
         }
     }
 

@@ -38,8 +38,8 @@ impl TunInterface {
 
     /// Brings the routes in step with the networks, and returns problems as sentences. Idempotent.
     pub async fn follow(&mut self, networks: &[IpNet], source: Option<IpAddr>) -> Vec<String> {
-        let surplus: Vec<IpNet> =
-            self.routes.iter().filter(|route| !networks.contains(route)).copied().collect();
+        let wanted: BTreeSet<IpNet> = networks.iter().copied().collect();
+        let surplus: Vec<IpNet> = self.routes.difference(&wanted).copied().collect();
         for network in surplus {
             if let Err(error) = self.netlink.route().del(route(network, self.index)).execute().await {
                 tracing::debug!(%error, %network, "the route is gone already");

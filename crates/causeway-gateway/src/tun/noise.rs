@@ -92,6 +92,14 @@ impl StaticKeys {
     pub fn private(&self) -> &[u8; 32] {
         &self.private
     }
+
+    /// Derives a secret for another purpose, the same after a restart.
+    pub fn secret_for(&self, purpose: &str) -> [u8; 32] {
+        let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &self.private);
+        let mut secret = [0; 32];
+        secret.copy_from_slice(aws_lc_rs::hmac::sign(&key, purpose.as_bytes()).as_ref());
+        secret
+    }
 }
 
 fn builder() -> Builder<'static> {

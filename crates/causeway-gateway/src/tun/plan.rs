@@ -10,6 +10,7 @@ use ipnet::IpNet;
 
 use super::admission::OwnSockets;
 use super::cipher::TransportCipher;
+use super::service_plan::ServicePlan;
 use super::translate::{PrefixPair, PrefixTable};
 
 #[derive(Default)]
@@ -22,6 +23,7 @@ pub struct ForwardPlan {
     /// Networks of this site, as other sites see them.
     pub networks_on_wire: Vec<IpNet>,
     pub peers: Vec<PlannedPeer>,
+    pub services: ServicePlan,
 }
 
 /// A peer with the addresses of its endpoints.
@@ -55,7 +57,8 @@ impl ForwardPlan {
         let mut networks_on_wire: Vec<IpNet> = networks.iter().filter(is_unmapped).copied().collect();
         networks_on_wire.extend(mappings.iter().map(|mapping| mapping.seen_as));
         let mappings = PrefixTable::new(pairs.into_iter().map(|(_, pair)| pair));
-        ForwardPlan { view, own, networks, mappings, networks_on_wire, peers }
+        let services = ServicePlan::new(&view);
+        ForwardPlan { view, own, networks, mappings, networks_on_wire, peers, services }
     }
 
     pub fn is_own(&self, real: IpAddr) -> bool {
@@ -66,10 +69,12 @@ impl ForwardPlan {
         contains(&self.networks_on_wire, address)
     }
 
-    /// Returns the networks to which the device leads: those of all peers, except networks of this site.
+    /// Returns the networks to which the device leads: those of all peers, except networks of this site, and the addresses
+    /// of translated services and of their clients.
     pub fn routes(&self) -> Vec<IpNet> {
         let mut routes: Vec<IpNet> = self.peers.iter().flat_map(|peer| peer.entry.networks.clone()).collect();
         routes.retain(|network| !self.networks.contains(network));
+        routes.extend(self.services.routes());
         routes.sort();
         routes.dedup();
         routes

@@ -79,8 +79,8 @@ impl PrefixTable {
             return false;
         }
         let (old, place) = match direction {
-            Direction::Outbound => (packet.source, Place::Source),
-            Direction::Inbound => (packet.destination, Place::Destination),
+            Direction::Outbound => (packet.source, HeaderAddress::Source),
+            Direction::Inbound => (packet.destination, HeaderAddress::Destination),
         };
         let new = self.replacement(old, direction);
         let quoted = match packet.transport {
@@ -114,8 +114,8 @@ impl PrefixTable {
         let Some(quoted) = bytes.get_mut(packet::quoted_at(packet)..packet.length) else { return 0 };
         let Ok(inner) = packet::parse_quoted(quoted) else { return 0 };
         let (old, place) = match direction {
-            Direction::Outbound => (inner.destination, Place::Destination),
-            Direction::Inbound => (inner.source, Place::Source),
+            Direction::Outbound => (inner.destination, HeaderAddress::Destination),
+            Direction::Inbound => (inner.source, HeaderAddress::Source),
         };
         let Some(new) = self.replacement(old, direction) else { return 0 };
         let before = checksum::sum(quoted);
@@ -128,8 +128,9 @@ impl PrefixTable {
     }
 }
 
+/// The address of an IP header that is replaced.
 #[derive(Clone, Copy)]
-enum Place {
+pub(super) enum HeaderAddress {
     Source,
     Destination,
 }
@@ -150,10 +151,10 @@ fn moved(address: IpAddr, network: IpNet) -> IpAddr {
 }
 
 /// Writes an address into an IP header, and updates the header's checksum where it has one.
-fn replace_address(bytes: &mut [u8], place: Place, new: IpAddr, delta: u16) {
+pub(super) fn replace_address(bytes: &mut [u8], place: HeaderAddress, new: IpAddr, delta: u16) {
     match new {
         IpAddr::V4(new) => {
-            let at = if matches!(place, Place::Source) { 12 } else { 16 };
+            let at = if matches!(place, HeaderAddress::Source) { 12 } else { 16 };
             if let Some(field) = bytes.get_mut(at..at + 4) {
                 field.copy_from_slice(&new.octets());
                 let checksum = u16::from_be_bytes([bytes[10], bytes[11]]);
@@ -161,7 +162,7 @@ fn replace_address(bytes: &mut [u8], place: Place, new: IpAddr, delta: u16) {
             }
         }
         IpAddr::V6(new) => {
-            let at = if matches!(place, Place::Source) { 8 } else { 24 };
+            let at = if matches!(place, HeaderAddress::Source) { 8 } else { 24 };
             if let Some(field) = bytes.get_mut(at..at + 16) {
                 field.copy_from_slice(&new.octets());
             }
@@ -170,7 +171,13 @@ fn replace_address(bytes: &mut [u8], place: Place, new: IpAddr, delta: u16) {
 }
 
 /// Updates the checksum of a transport whose pseudo-header has changed. A quoted packet may end before it.
-fn update_transport(bytes: &mut [u8], protocol: u8, transport_at: usize, delta: u16, state: ChecksumState) {
+pub(super) fn update_transport(
+    bytes: &mut [u8],
+    protocol: u8,
+    transport_at: usize,
+    delta: u16,
+    state: ChecksumState,
+) {
     let Some(offset) = packet::checksum_offset(protocol) else { return };
     let at = transport_at + offset;
     let Some(field) = bytes.get_mut(at..at + 2) else { return };

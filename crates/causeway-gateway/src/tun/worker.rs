@@ -5,6 +5,7 @@
 //! lock or hand-over between threads per packet; packets that ride the channel take a queue.
 
 mod admit;
+mod admit_service;
 mod inbound;
 mod outbound;
 pub mod peers;
@@ -27,6 +28,7 @@ use super::plan::ForwardPlan;
 use super::reply::REPLY_MAX;
 use super::socket::{ReceiveBatch, TunnelSocket};
 use super::{TunnelShared, TunnelState};
+use admit_service::ServiceTranslator;
 use peers::PeerTable;
 use train::Train;
 
@@ -50,6 +52,7 @@ pub struct Worker {
     plan: Arc<ForwardPlan>,
     peers: PeerTable,
     flows: FlowTable,
+    translator: ServiceTranslator,
     joiner: Joiner,
     train: Train,
     frame: Vec<u8>,
@@ -85,6 +88,7 @@ impl Worker {
             plan: Arc::default(),
             peers: PeerTable::default(),
             flows: FlowTable::new(FLOWS_MAX),
+            translator: ServiceTranslator::new(&keys.secret_for("causeway client numbers")),
             frame: vec![0; 65_536 + FrameHeader::BYTES],
             batch: Some(ReceiveBatch::default()),
             counters: TunnelCounters::default(),
@@ -213,6 +217,7 @@ impl Worker {
         self.plan = plan.clone();
         let now = Instant::now();
         self.peers.follow(&self.plan, self.mtu_max, now);
+        self.translator.follow(&self.plan, &self.peers);
         let (plan, peers, context) = (&self.plan, &self.peers, &self.shared.context);
         let judge = |flow: &mut super::flow::Flow| admit::judge_again(plan, peers, flow);
         self.flows
@@ -233,6 +238,7 @@ impl Worker {
             random(&mut self.cookie_secret.0);
             self.cookie_secret.1 = now;
             self.flows.sweep_shares();
+            self.translator.sweep(&self.flows);
         }
     }
 
@@ -260,7 +266,9 @@ impl Worker {
             ..TunnelState::default()
         };
         for peer in self.peers.iter() {
-            state.peers.insert(peer.planned.entry.gateway.to_string(), peer.state(now));
+            let mut shown = peer.state(now);
+            shown.carries_networks |= self.plan.services.is_peer(&peer.planned.entry);
+            state.peers.insert(peer.planned.entry.gateway.to_string(), shown);
         }
         self.shared.publish(state);
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod dns;
+mod foreign_bytes;
 mod links;
 mod packets;
 mod udp;

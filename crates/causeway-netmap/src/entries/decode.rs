@@ -10,8 +10,9 @@ use prost::Message;
 use super::*;
 use crate::wire::{
     BackendMessage, BackendTlsMessage, CommunityMessage, ExposureMessage, GatewayMessage, HealthCheckMessage,
-    MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage, PresenceMessage, ServiceMessage,
-    SiteMessage, SubjectMessage, TunnelPeerMessage,
+    HostMessage, MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage, PresenceMessage,
+    ServiceMessage, SiteMessage, SubjectMessage, TranslatedExposureMessage, TranslatedPresenceMessage,
+    TranslatedServiceMessage, TunnelPeerMessage,
 };
 
 type Found<T> = Result<T, &'static str>;
@@ -28,6 +29,13 @@ pub fn decode(key: &EntryKey, value: &Bytes) -> Result<Option<NetmapEntry>, Netm
         kind::POLICY => message(value).map(|message| NetmapEntry::Policy(policy(name, message))),
         kind::SUBJECT => message(value).and_then(|message| subject(name, message)).map(NetmapEntry::Subject),
         kind::NODE => message(value).and_then(|message| node(name, message)).map(NetmapEntry::Node),
+        kind::HOST => message(value).and_then(|message| host(name, message)).map(NetmapEntry::Host),
+        kind::TRANSLATED_PRESENCE => message(value)
+            .and_then(|message| translated_presence(name, message))
+            .map(NetmapEntry::TranslatedPresence),
+        kind::TRANSLATED_SERVICE => message(value)
+            .and_then(|message| translated_service(name, message))
+            .map(NetmapEntry::TranslatedService),
         kind::TUNNEL_PEER => {
             message(value).and_then(|message| tunnel_peer(name, message)).map(NetmapEntry::TunnelPeer)
         }
@@ -210,6 +218,57 @@ fn node(server: &str, message: NodeMessage) -> Found<NodeEntry> {
         names: dns_names(&message.names),
         policies: names(message.policies),
     })
+}
+
+fn host(server: &str, message: HostMessage) -> Found<HostEntry> {
+    Ok(HostEntry {
+        server: server.into(),
+        site: message.site.into(),
+        ip: ip(&message.ip)?,
+        names: dns_names(&message.names),
+    })
+}
+
+fn translated_presence(service: &str, message: TranslatedPresenceMessage) -> Found<TranslatedPresenceEntry> {
+    Ok(TranslatedPresenceEntry {
+        service: service.into(),
+        addresses: presence_ips(&message.addresses)?,
+        scope: scope(message.protocol, message.port)?,
+        names: dns_names(&message.names),
+        service_site: message.service_site.into(),
+        gateway: message.gateway.into(),
+        policies: names(message.policies),
+    })
+}
+
+fn translated_service(service: &str, message: TranslatedServiceMessage) -> Found<TranslatedServiceEntry> {
+    let exposure = |exposure: TranslatedExposureMessage| {
+        Ok(TranslatedExposure {
+            site: exposure.site.into(),
+            addresses: presence_ips(&exposure.addresses)?,
+            policies: names(exposure.policies),
+        })
+    };
+    Ok(TranslatedServiceEntry {
+        service: service.into(),
+        ip: ip(&message.ip)?,
+        port: u16::try_from(message.server_port).map_err(|_| "a port outside 1 to 65535")?,
+        scope: scope(message.protocol, message.port)?,
+        exposures: message.exposures.into_iter().map(exposure).collect::<Found<_>>()?,
+    })
+}
+
+fn presence_ips(addresses: &[Vec<u8>]) -> Found<Vec<PresenceIp>> {
+    addresses.iter().map(|bytes| ip(bytes).map(PresenceIp)).collect()
+}
+
+fn scope(protocol: u32, number: u32) -> Found<TranslatedScope> {
+    match protocol {
+        1 => Ok(TranslatedScope::Port(IpProtocol::Tcp, port(number)?)),
+        2 => Ok(TranslatedScope::Port(IpProtocol::Udp, port(number)?)),
+        7 => Ok(TranslatedScope::Everything),
+        _ => Err("a protocol that is not known here"),
+    }
 }
 
 fn protocol(number: u32) -> Found<ServiceProtocol> {

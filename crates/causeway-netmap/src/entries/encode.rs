@@ -10,8 +10,9 @@ use prost::Message;
 use super::*;
 use crate::wire::{
     BackendMessage, BackendTlsMessage, CommunityMessage, ExposureMessage, GatewayMessage, HealthCheckMessage,
-    HttpRuleMessage, LimitsMessage, MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage,
-    PresenceMessage, ServiceMessage, SiteMessage, SubjectMessage, TunnelPeerMessage,
+    HostMessage, HttpRuleMessage, LimitsMessage, MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage,
+    PresenceMessage, ServiceMessage, SiteMessage, SubjectMessage, TranslatedExposureMessage,
+    TranslatedPresenceMessage, TranslatedServiceMessage, TunnelPeerMessage,
 };
 
 pub fn encode(fact: &NetmapEntry) -> (EntryKey, Bytes) {
@@ -38,6 +39,22 @@ pub fn encode(fact: &NetmapEntry) -> (EntryKey, Bytes) {
             (NetmapEntry::subject_key(subject.server.as_str()), bytes(&message))
         }
         NetmapEntry::Node(node) => (NetmapEntry::node_key(node.server.as_str()), bytes(&node_message(node))),
+        NetmapEntry::Host(host) => (
+            EntryKey::of(kind::HOST, host.server.as_str()),
+            bytes(&HostMessage {
+                site: host.site.to_string(),
+                ip: ip_bytes(Some(host.ip)),
+                names: texts(&host.names),
+            }),
+        ),
+        NetmapEntry::TranslatedPresence(presence) => (
+            EntryKey::of(kind::TRANSLATED_PRESENCE, presence.service.as_str()),
+            bytes(&translated_presence_message(presence)),
+        ),
+        NetmapEntry::TranslatedService(service) => (
+            EntryKey::of(kind::TRANSLATED_SERVICE, service.service.as_str()),
+            bytes(&translated_service_message(service)),
+        ),
         NetmapEntry::TunnelPeer(peer) => {
             (EntryKey::of(kind::TUNNEL_PEER, peer.gateway.as_str()), bytes(&tunnel_peer_message(peer)))
         }
@@ -185,6 +202,44 @@ fn node_message(node: &NodeEntry) -> NodeMessage {
         ports: node.ports.iter().map(|port| u32::from(*port)).collect(),
         names: texts(&node.names),
         policies: texts(&node.policies),
+    }
+}
+
+fn translated_presence_message(presence: &TranslatedPresenceEntry) -> TranslatedPresenceMessage {
+    let (protocol, port) = scope_numbers(presence.scope);
+    TranslatedPresenceMessage {
+        addresses: presence.addresses.iter().map(|address| ip_bytes(Some(address.0))).collect(),
+        port,
+        protocol,
+        names: texts(&presence.names),
+        service_site: presence.service_site.to_string(),
+        gateway: presence.gateway.to_string(),
+        policies: texts(&presence.policies),
+    }
+}
+
+fn translated_service_message(service: &TranslatedServiceEntry) -> TranslatedServiceMessage {
+    let exposure = |exposure: &TranslatedExposure| TranslatedExposureMessage {
+        site: exposure.site.to_string(),
+        addresses: exposure.addresses.iter().map(|address| ip_bytes(Some(address.0))).collect(),
+        policies: texts(&exposure.policies),
+    };
+    let (protocol, port) = scope_numbers(service.scope);
+    TranslatedServiceMessage {
+        ip: ip_bytes(Some(service.ip)),
+        server_port: service.port.into(),
+        port,
+        protocol,
+        exposures: service.exposures.iter().map(exposure).collect(),
+    }
+}
+
+/// Returns the numbers of a scope: the protocol as a service has it, and the port.
+fn scope_numbers(scope: TranslatedScope) -> (u32, u32) {
+    match scope {
+        TranslatedScope::Port(IpProtocol::Udp, port) => (2, port.into()),
+        TranslatedScope::Port(_, port) => (1, port.into()),
+        TranslatedScope::Everything => (7, 0),
     }
 }
 

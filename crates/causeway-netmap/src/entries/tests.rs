@@ -73,6 +73,32 @@ fn facts() -> Vec<NetmapEntry> {
             ports: vec![PortRule { protocol: IpProtocol::Udp, first: 5000, last: 5100 }],
         }),
         NetmapEntry::Subject(SubjectEntry { server: "Server1".into(), site: "oslo".into(), ip: None }),
+        NetmapEntry::TranslatedPresence(TranslatedPresenceEntry {
+            service: "printer".into(),
+            addresses: vec![PresenceIp(ip4)],
+            scope: TranslatedScope::Port(IpProtocol::Udp, 161),
+            names: vec![DnsName::new("printer.rome.causeway.internal")],
+            service_site: "rome".into(),
+            gateway: "rome-1".into(),
+            policies: vec!["p".into()],
+        }),
+        NetmapEntry::TranslatedService(TranslatedServiceEntry {
+            service: "plc".into(),
+            ip: ip6,
+            port: 0,
+            scope: TranslatedScope::Everything,
+            exposures: vec![TranslatedExposure {
+                site: "rome".into(),
+                addresses: vec![PresenceIp(ip6)],
+                policies: vec!["p".into()],
+            }],
+        }),
+        NetmapEntry::Host(HostEntry {
+            server: "clerk".into(),
+            site: "rome".into(),
+            ip: ip6,
+            names: vec![DnsName::new("clerk.rome.causeway.internal")],
+        }),
         NetmapEntry::Node(NodeEntry {
             server: "node-1".into(),
             site: "oslo".into(),

@@ -8,10 +8,11 @@
 use bytes::Bytes;
 use causeway_netmap::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
-    CommunityEntry, DnsName, EntryKey, ExposureEntry, GatewayEntry, Generation, IpProtocol, Netmap,
-    NetmapEntry, NetmapUpdateData, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule,
+    CommunityEntry, DnsName, EntryKey, ExposureEntry, GatewayEntry, Generation, HostEntry, IpProtocol,
+    Netmap, NetmapEntry, NetmapUpdateData, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule,
     PrefixMapping, PresenceEntry, PresenceIp, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry,
-    TunnelCipher, TunnelKey, TunnelPeerEntry,
+    TranslatedExposure, TranslatedPresenceEntry, TranslatedScope, TranslatedServiceEntry, TunnelCipher,
+    TunnelKey, TunnelPeerEntry,
 };
 
 const FIXTURE: &str = include_str!("fixtures/netmap.hex");
@@ -149,6 +150,32 @@ fn tunnel_entries() -> Vec<(&'static str, NetmapEntry)> {
         plain_wireguard: true,
         relay: true,
     };
+    let host = HostEntry {
+        server: "clerk".into(),
+        site: "rome".into(),
+        ip: "100.64.7.7".parse().unwrap(),
+        names: vec![DnsName::new("clerk.rome.causeway.internal")],
+    };
+    let presence = TranslatedPresenceEntry {
+        service: "printer".into(),
+        addresses: vec![PresenceIp("198.18.0.3".parse().unwrap())],
+        scope: TranslatedScope::Port(IpProtocol::Tcp, 9100),
+        names: vec![DnsName::new("printer.test")],
+        service_site: "rome".into(),
+        gateway: "rome-1".into(),
+        policies: vec!["p".into()],
+    };
+    let service = TranslatedServiceEntry {
+        service: "plc".into(),
+        ip: "10.0.0.7".parse().unwrap(),
+        port: 502,
+        scope: TranslatedScope::Everything,
+        exposures: vec![TranslatedExposure {
+            site: "rome".into(),
+            addresses: vec![PresenceIp("198.18.0.4".parse().unwrap())],
+            policies: vec!["p".into()],
+        }],
+    };
     vec![
         ("gateway with networks", NetmapEntry::Gateway(gateway)),
         ("policy with ports", NetmapEntry::Policy(policy)),
@@ -156,6 +183,9 @@ fn tunnel_entries() -> Vec<(&'static str, NetmapEntry)> {
         ("community with policies", community(Some(vec!["p".into()]))),
         ("community with no policy", community(Some(Vec::new()))),
         ("tunnel peer", NetmapEntry::TunnelPeer(peer)),
+        ("host", NetmapEntry::Host(host)),
+        ("translated presence", NetmapEntry::TranslatedPresence(presence)),
+        ("translated service", NetmapEntry::TranslatedService(service)),
     ]
 }
 

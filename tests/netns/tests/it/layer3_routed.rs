@@ -1,12 +1,14 @@
 //! Routed networks: members of a community reach each other with their real addresses, as policies allow.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use testlab::causeway::wait_for;
-use testlab::net::Traffic;
+use testlab::net::{Traffic, reach_tcp};
 
-use crate::layer3_lab::Layer3;
+use crate::layer3_lab::{Layer3, PATIENCE, PORT};
+use crate::tunnel_translated::is_client_address;
 
 /// A removed member or policy stops flows within this time.
 const STOP: Duration = Duration::from_secs(1);
@@ -68,5 +70,36 @@ fn layer3_packets_ride_the_channel_while_udp_is_blocked() {
     lab.await_crossing("host-a", "host-b", false);
     lab.net.allow("nat-a", Traffic::Udp).unwrap();
     lab.await_crossing("host-b", "host-a", false);
+    lab.end();
+}
+
+#[test]
+fn layer3_a_translated_service_crosses_between_sites_without_a_community() {
+    let test = "layer3_a_translated_service_crosses_between_sites_without_a_community";
+    let Some(lab) = Layer3::start(test) else { return };
+    let server = lab.address("host-b", false);
+    lab.policy(json!({"allowedSites": ["edge-a"]}));
+    for object in [
+        json!({"kind": "EService", "metadata": {"name": "plc"}, "eSiteName": "edge-b", "ip": server, "protocol": "IP"}),
+        json!({"kind": "ServiceExpose", "metadata": {"name": "plc"}, "eServiceName": "plc", "eSites": ["edge-a"],
+            "ePolicys": ["narrow"], "mode": "translate"}),
+    ] {
+        let mut object = object;
+        object["apiVersion"] = json!("causeway.io/v1");
+        lab.cloud.apply(&object.to_string()).unwrap();
+    }
+    let presence = wait_for("the service has an address", || {
+        let path = "/apis/causeway.io/v1/virtualpresences";
+        let list = lab.cloud.call(|api| api.get(path)?.success()).ok()?;
+        let made = list["items"].as_array()?.iter().find(|item| item["eServiceName"] == "plc")?;
+        made["virtualIp"].as_str()?.parse::<IpAddr>().ok()
+    });
+    let presence = presence.unwrap();
+    wait_for("the server answers", || lab.pings("host-a", presence).then_some(())).unwrap();
+    let seen = reach_tcp(&lab.host("host-a"), SocketAddr::new(presence, PORT), PATIENCE).unwrap().ip();
+    assert!(is_client_address(seen.to_canonical()), "the server sees {seen}");
+    // The policy goes, and with it every packet.
+    lab.policy(json!({"allowedSites": []}));
+    wait_for("packets stop", || (!lab.pings("host-a", presence)).then_some(())).unwrap();
     lab.end();
 }

@@ -27,6 +27,7 @@ mod rows;
 mod sites;
 mod tunnel_crossing;
 mod tunnel_lab;
+mod tunnel_translated;
 mod tunnel_wireguard;
 
 use testlab::net::{Net, Plan};

@@ -194,13 +194,134 @@ fn mapped_networks_are_on_the_wire_and_hosts_are_known_by_them() {
     assert_eq!(peers(&objects, "oslo-1"), ["berlin-1 100.64.1.0/24"]);
 }
 
+/// The hosts of other sites that a gateway knows by name.
+fn hosts(objects: &ObjectSet, gateway: &str) -> Vec<String> {
+    let view = view(objects, gateway);
+    let shown = |host: &causeway_netmap::HostEntry| format!("{} {}", host.names[0].as_str(), host.ip);
+    view.hosts.values().map(shown).collect()
+}
+
 #[test]
-fn a_translated_exposure_is_in_no_netmap() {
-    let mut objects = super::objects();
-    assert_eq!(view(&objects, "oslo-gw").presences.len(), 1);
-    let translated =
-        json!({"eServiceName": "Camera", "eSites": ["oslo"], "ePolicys": ["watchers"], "mode": "translate"});
-    objects.insert(object(Kind::ServiceExpose, "camera", translated));
-    assert_eq!(view(&objects, "oslo-gw").presences.len(), 0);
-    assert_eq!(view(&objects, "berlin-gw").services.len(), 0);
+fn names_of_hosts_follow_the_mapping_at_other_members() {
+    let mut objects = objects();
+    let host = |name, site, ip, more: serde_json::Value| {
+        let mut value = json!({"eSiteName": site, "ip": ip});
+        value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        object(Kind::EServer, name, value)
+    };
+    objects.insert(host("camera", "berlin", "10.1.0.7", json!({})));
+    objects.insert(host("outside", "berlin", "192.0.2.7", json!({})));
+    objects.insert(host("node", "berlin", "10.1.0.8", json!({"ports": [22], "ePolicys": ["all"]})));
+    objects.insert(object(Kind::EPolicy, "all", json!({"allowedSites": ["oslo", "rome", "office"]})));
+    let real = ["camera.berlin.causeway.internal 10.1.0.7", "node.berlin.causeway.internal 10.1.0.8"];
+    assert_eq!(hosts(&objects, "oslo-1"), real);
+    assert_eq!(hosts(&objects, "berlin-1"), [""; 0], "its own hosts have their own addresses");
+    assert_eq!(hosts(&objects, "rome-1"), [""; 0], "no community in common");
+    let mapped = json!([{"subnet": "10.1.0.0/24", "as": "100.64.1.0/24"}]);
+    let berlin = json!({"subnets": ["10.1.0.0/24"], "mappedSubnets": mapped});
+    objects.insert(object(Kind::ESite, "berlin", berlin));
+    let mapped = ["camera.berlin.causeway.internal 100.64.1.7", "node.berlin.causeway.internal 100.64.1.8"];
+    assert_eq!(hosts(&objects, "oslo-1"), mapped);
+    let text = format!("{:?}", view(&objects, "oslo-1"));
+    assert!(!text.contains("10.1.0."), "real addresses stay in the cloud: {text}");
+    // Policies narrow the community: a node stays behind the entry ports that its own policies open.
+    let narrowed = json!({"members": ["oslo", "berlin"], "ePolicys": ["all"]});
+    objects.insert(object(Kind::ECommunity, "north", narrowed));
+    assert_eq!(hosts(&objects, "oslo-1"), mapped[..1]);
+    let nothing = json!({"members": ["oslo", "berlin"], "ePolicys": ["missing"]});
+    objects.insert(object(Kind::ECommunity, "north", nothing));
+    assert_eq!(hosts(&objects, "oslo-1"), [""; 0]);
+    // Without a tunnel of either side the entry ports are the only way.
+    objects.insert(object(Kind::ECommunity, "north", json!({"members": ["oslo", "berlin"]})));
+    objects.layer3.tunnels.remove("oslo-1");
+    assert_eq!(hosts(&objects, "oslo-1"), [""; 0]);
+    objects.layer3.tunnels.insert("oslo-1".into(), record(2, true));
+    objects.layer3.tunnels.remove("berlin-1");
+    assert_eq!(hosts(&objects, "oslo-1"), [""; 0]);
+}
+
+/// Rome exposes `plc` to Berlin, in mode translate; they share no community.
+fn translated(service: serde_json::Value) -> ObjectSet {
+    let mut objects = objects();
+    let mut fields = json!({"eSiteName": "rome", "ip": "10.3.0.9", "port": 502});
+    fields.as_object_mut().unwrap().extend(service.as_object().unwrap().clone());
+    objects.insert(object(Kind::EService, "plc", fields));
+    let expose =
+        json!({"eServiceName": "plc", "eSites": ["berlin"], "ePolicys": ["all"], "mode": "translate"});
+    objects.insert(object(Kind::ServiceExpose, "plc", expose));
+    objects.insert(object(Kind::EPolicy, "all", json!({"allowedSites": ["berlin"]})));
+    let presence = json!({"eServiceName": "plc", "eSiteName": "berlin", "virtualIp": "198.18.0.5"});
+    objects.insert(object(Kind::VirtualPresence, "plc-berlin", presence));
+    let berlin = json!({"eSiteName": "berlin", "virtualPresenceIPcidr": "198.18.0.0/16"});
+    objects.insert(object(Kind::EGateway, "berlin-1", berlin));
+    objects
+}
+
+#[test]
+fn a_translated_service_joins_the_gateways_of_its_sites_and_no_real_address_leaves_one() {
+    use causeway_netmap::TranslatedScope;
+    let objects = translated(json!({}));
+    let berlin = view(&objects, "berlin-1");
+    let presence = berlin.translated_presences.get("plc").unwrap();
+    assert_eq!(presence.addresses, [causeway_netmap::PresenceIp("198.18.0.5".parse().unwrap())]);
+    assert_eq!(presence.scope, TranslatedScope::Port(IpProtocol::Tcp, 502));
+    assert_eq!((presence.gateway.as_str(), presence.service_site.as_str()), ("rome-1", "rome"));
+    assert!(berlin.presences.is_empty(), "no listener has the address");
+    assert!(!format!("{berlin:?}").contains("10.3.0."), "{berlin:?}");
+    let rome = view(&objects, "rome-1");
+    let service = rome.translated_services.get("plc").unwrap();
+    assert_eq!((service.ip, service.port), ("10.3.0.9".parse().unwrap(), 502));
+    assert_eq!((service.exposures.len(), service.exposures[0].site.as_str()), (1, "berlin"));
+    assert_eq!(service.exposures[0].addresses, presence.addresses);
+    assert!(rome.services.is_empty() && !format!("{rome:?}").contains("10.1.0."), "{rome:?}");
+    let peer = |gateway: &str, peer: &str| {
+        peers(&objects, gateway).into_iter().find(|row| row.starts_with(peer)).unwrap()
+    };
+    assert_eq!(peer("berlin-1", "rome-1"), "rome-1 ", "a peer without networks");
+    assert_eq!(peer("rome-1", "berlin-1"), "berlin-1 ");
+    assert!(view(&objects, "oslo-1").translated_presences.is_empty());
+    assert!(!peers(&objects, "oslo-1").iter().any(|row| row.starts_with("rome")));
+}
+
+#[test]
+fn the_cloud_is_a_peer_of_gateways_of_translated_services() {
+    let mut objects = translated(json!({"protocol": "IP"}));
+    objects.remove(Kind::ECommunity, "north");
+    objects.remove(Kind::ECommunity, "south");
+    objects.insert(object(Kind::EGateway, "cloud", json!({"eSiteName": "cloud"})));
+    objects.layer3.tunnels.insert("cloud".into(), record(8, true));
+    assert_eq!(peers(&objects, "cloud"), ["berlin-1 ", "rome-1 "]);
+    assert_eq!(peers(&objects, "rome-1"), ["berlin-1 ", "cloud "]);
+    let scope = view(&objects, "berlin-1").translated_presences.get("plc").unwrap().scope;
+    assert_eq!(scope, causeway_netmap::TranslatedScope::Everything);
+}
+
+#[test]
+fn an_exposure_that_cannot_be_translated_is_in_no_netmap() {
+    let check = |service: serde_json::Value, is_carried: bool| {
+        let objects = translated(service.clone());
+        assert_eq!(
+            view(&objects, "berlin-1").translated_presences.len(),
+            usize::from(is_carried),
+            "{service}"
+        );
+        assert_eq!(view(&objects, "rome-1").translated_services.len(), usize::from(is_carried), "{service}");
+    };
+    check(json!({}), true);
+    check(json!({"endpoints": [{"ip": "10.3.0.10", "port": 5020}]}), true);
+    check(json!({"endpoints": [{"ip": "10.3.0.10"}, {"ip": "10.3.0.11"}]}), false);
+    check(json!({"healthCheck": {}}), false);
+    check(json!({"backendTLS": {}}), false);
+    check(json!({"proxyProtocol": true}), false);
+    check(json!({"protocol": "KAFKA"}), false);
+    check(json!({"ip": "", "domainName": "plc.rome.test"}), false);
+    let mut objects = translated(json!({}));
+    let proxied = json!({"eServiceName": "plc", "eSites": ["berlin"], "ePolicys": ["all"]});
+    objects.insert(object(Kind::ServiceExpose, "plc-2", proxied));
+    let berlin = view(&objects, "berlin-1");
+    assert_eq!(
+        (berlin.presences.len(), berlin.translated_presences.len()),
+        (1, 0),
+        "a presence has one mode"
+    );
 }

@@ -3,7 +3,8 @@
 use std::str::FromStr;
 
 use causeway_netmap::{
-    Generation, Netmap, NetmapEntry, PolicyEntry, PolicyName, ServiceProtocol, SiteEntry, SubjectEntry,
+    Generation, HostEntry, Netmap, NetmapEntry, PolicyEntry, PolicyName, ServiceProtocol, SiteEntry,
+    SubjectEntry, TranslatedPresenceEntry, TranslatedScope,
 };
 
 use super::*;
@@ -42,6 +43,14 @@ fn oslo() -> NetmapView {
             policies: vec![],
         })
     };
+    let host = |server: &str, ip: &str, name: &str| {
+        NetmapEntry::Host(HostEntry {
+            server: server.into(),
+            site: "bonn".into(),
+            ip: ip.parse().unwrap(),
+            names: vec![DnsName::new(name)],
+        })
+    };
     let facts = [
         NetmapEntry::Gateway(GatewayEntry {
             name: "oslo-1".into(),
@@ -74,6 +83,11 @@ fn oslo() -> NetmapView {
         NetmapEntry::Subject(SubjectEntry { server: "stranger".into(), site: "rome".into(), ip: None }),
         node("here", "oslo", Some("10.0.0.9")),
         node("there", "berlin", None),
+        node("mapped", "bonn", None),
+        host("mapped", "100.64.7.7", "mapped.bonn.causeway.internal"),
+        host("clerk", "100.64.7.8", "clerk.bonn.causeway.internal"),
+        // A service has its name before a host.
+        host("camera", "100.64.7.9", "camera.berlin.causeway.internal"),
     ];
     view(&facts)
 }
@@ -222,4 +236,46 @@ fn without_a_netmap_nothing_is_said_about_our_names() {
     let view = NetmapView::default();
     check_in(&view, "camera.berlin.causeway.internal.", RecordType::A, "not yet");
     check_in(&view, "example.com.", RecordType::A, "forward");
+}
+
+#[test]
+fn hosts_that_packets_reach_have_their_addresses_on_the_wire() {
+    use RecordType::{A, AAAA};
+    let view = oslo();
+    let check = |name: &str, kind: RecordType, expected: &str| check_in(&view, name, kind, expected);
+    check("clerk.bonn.causeway.internal.", A, "5 100.64.7.8");
+    check("clerk.bonn.causeway.internal.", AAAA, "no data in causeway.internal.");
+    // The names of a node lead to the same address, not to the entry ports of the gateway.
+    check("mapped.bonn.causeway.internal.", A, "5 100.64.7.7");
+    check("mapped.", A, "5 100.64.7.7");
+    check("clerk.", A, "forward");
+    check("bonn.causeway.internal.", A, "no data in causeway.internal.");
+}
+
+#[test]
+fn a_translated_service_has_a_name_where_a_client_may_use_it() {
+    use RecordType::{A, PTR};
+    let translated = |service: &str, ip: &str, policy: &str| {
+        NetmapEntry::TranslatedPresence(TranslatedPresenceEntry {
+            service: service.into(),
+            addresses: vec![PresenceIp(ip.parse().unwrap())],
+            scope: TranslatedScope::Everything,
+            names: vec![DnsName::new(&format!("{service}.bonn.{ZONE}"))],
+            service_site: "bonn".into(),
+            gateway: "bonn-1".into(),
+            policies: vec![policy.into()],
+        })
+    };
+    let gateway = oslo().gateway.unwrap();
+    let guests = oslo().policies.get("guests").unwrap().clone();
+    let view = view(&[
+        NetmapEntry::Gateway(gateway),
+        NetmapEntry::Policy(guests),
+        translated("plc", "198.18.0.7", "guests"),
+        translated("hidden", "198.18.0.8", "missing"),
+    ]);
+    check_in(&view, "plc.bonn.causeway.internal.", A, "5 198.18.0.7");
+    check_in(&view, "7.0.18.198.in-addr.arpa.", PTR, "5 plc.bonn.causeway.internal.");
+    check_in(&view, "hidden.bonn.causeway.internal.", A, "no name in causeway.internal.");
+    check_in(&view, "8.0.18.198.in-addr.arpa.", PTR, "no name in 8.0.18.198.in-addr.arpa.");
 }

@@ -376,8 +376,11 @@ fn named(view: &NetmapView, host: Option<&str>) -> Result<ServiceName, ProxyErro
                 _ => Err(ProxyError::misdirected(format!("{name} is not an HTTP service"))),
             }
         }
-        Some(DnsNameTarget::Node(_)) => {
-            Err(ProxyError::misdirected(format!("{name} is a node, not a service")))
+        Some(DnsNameTarget::Node(_) | DnsNameTarget::Host(_)) => {
+            Err(ProxyError::misdirected(format!("{name} is a host, not a service")))
+        }
+        Some(DnsNameTarget::TranslatedPresence(_)) => {
+            Err(ProxyError::misdirected(format!("{name} is not an HTTP service")))
         }
         None => Err(ProxyError::unknown_name(format!("no service has the name {name} at this site"))),
     }

@@ -94,7 +94,11 @@ fn sites_without_a_common_community_exchange_nothing() {
 fn listeners_of_the_gateway_itself_are_not_reached_through_the_tunnel() {
     let listeners = OwnListeners::default();
     listeners.keep("admin", Transport::Tcp, "0.0.0.0:9090".parse().unwrap());
-    let own = OwnSockets { listeners: listeners.registered(), addresses: vec!["10.1.0.5".parse().unwrap()] };
+    let own = OwnSockets {
+        listeners: listeners.registered(),
+        addresses: vec!["10.1.0.5".parse().unwrap()],
+        ..OwnSockets::default()
+    };
     let judged = |own: &OwnSockets, protocol, port| {
         judge(&view(None), own, &peer(), &start(Direction::Inbound, protocol, port)).map(|_| ())
     };

@@ -3,12 +3,14 @@
 use std::net::IpAddr;
 use std::time::{Instant, SystemTime};
 
+use causeway_netmap::ServiceName;
 use ipnet::IpNet;
 
+use super::admit_service;
 use super::peers::PeerTable;
 use crate::tun::admission::{self, FlowRefusal, FlowRight, FlowStart};
 use crate::tun::counters::DropReason;
-use crate::tun::flow::{Flow, FlowKey, FlowTable, Lookup, lookup, target_port};
+use crate::tun::flow::{Flow, FlowKey, FlowTable, FragmentKey, Lookup, lookup, target_port};
 use crate::tun::packet::{Fragment, ParsedPacket, TcpHeader, Transport};
 use crate::tun::plan::ForwardPlan;
 use crate::tun::translate::Direction;
@@ -22,6 +24,8 @@ pub enum NotAdmitted {
         start: FlowStart,
         client_port: u16,
         peer: usize,
+        /// The translated service.
+        service: Option<ServiceName>,
     },
 }
 
@@ -65,16 +69,19 @@ pub fn admit(
         Lookup::Unrelated => return Err(NotAdmitted::Drop(DropReason::NoFlow)),
     };
     if let Fragment::First { id } = packet.fragment {
-        flows.note_fragment(id, direction, key, now);
+        flows.note_fragment(FragmentKey::new(direction, &key, id), key, now);
     }
     let refused = |(refusal, start): (FlowRefusal, FlowStart), peer: usize| {
         let client_port = match direction {
             Direction::Outbound => key.local_port,
             Direction::Inbound => key.remote_port,
         };
-        NotAdmitted::Refuse { refusal, start, client_port, peer }
+        NotAdmitted::Refuse { refusal, start, client_port, peer, service: None }
     };
     if let Some(flow) = flows.get_mut(&key) {
+        if flow.service.is_some() {
+            return Err(NotAdmitted::Drop(DropReason::NoFlow));
+        }
         flow.peer = from.unwrap_or(flow.peer);
         let (peer, is_limited) = (flow.peer, flow.is_limited());
         // A reply follows its flow; a connection that the other end begins on the same ports is judged by itself.
@@ -112,7 +119,7 @@ fn is_behind(plan: &ForwardPlan, peers: &PeerTable, peer: usize, address: IpAddr
 }
 
 /// Tells whether the packet is the first of a TCP connection: SYN without ACK (RFC 9293, 3.5).
-fn begins_connection(transport: &Transport) -> bool {
+pub fn begins_connection(transport: &Transport) -> bool {
     matches!(transport, Transport::Tcp(tcp) if tcp.flags & (TcpHeader::SYN | TcpHeader::ACK) == TcpHeader::SYN)
 }
 
@@ -165,6 +172,11 @@ fn judge_start(
 
 /// Judges a flow by a new plan, and finds its peer again.
 pub fn judge_again(plan: &ForwardPlan, peers: &PeerTable, flow: &mut Flow) -> Result<FlowRight, FlowRefusal> {
+    if let Some(service) = flow.service.take() {
+        let judged = admit_service::judge_again(plan, peers, flow, &service);
+        flow.service = Some(service);
+        return judged;
+    }
     flow.peer = peers.towards(flow.key.remote).ok_or(FlowRefusal::NoCommunity)?;
     if !plan.is_own_on_wire(flow.key.local) {
         return Err(FlowRefusal::NoCommunity);

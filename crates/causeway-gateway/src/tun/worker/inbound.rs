@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Instant, SystemTime};
 
-use super::admit::{Arrival, NotAdmitted, admit};
+use super::admit::{Arrival, NotAdmitted};
+use super::admit_service::AdmittedPacket;
 use super::peers::CarriedProbe;
 use super::{Worker, records};
 use crate::tun::checksum::ChecksumState;
@@ -15,6 +16,7 @@ use crate::tun::packet;
 use crate::tun::path_selector::{CandidateSource, PathSelector};
 use crate::tun::peer_message::{MESSAGE_BYTES_MAX, PeerMessage};
 use crate::tun::reply::{REPLY_MAX, ReplyReason, reply};
+use crate::tun::rewrite::rewrite;
 use crate::tun::session::{OpenError, Opened};
 use crate::tun::translate::Direction;
 
@@ -166,10 +168,13 @@ impl Worker {
         let mtu = peer.mtu();
         let arrival =
             Arrival { bytes, packet: &packet, direction: Direction::Inbound, from: Some(slot), count: 1 };
-        match admit(&mut self.flows, &self.plan, &self.peers, &arrival, now) {
-            Ok((_, is_new)) => self.counters.flows_begun += u64::from(is_new),
+        let ends = match self.admit(&arrival, now) {
+            Ok(AdmittedPacket { is_new, ends, .. }) => {
+                self.counters.flows_begun += u64::from(is_new);
+                ends
+            }
             Err(NotAdmitted::Drop(reason)) => return self.counters.drop(reason),
-            Err(NotAdmitted::Refuse { refusal, start, client_port, peer }) => {
+            Err(NotAdmitted::Refuse { refusal, start, client_port, peer, service }) => {
                 self.counters.drop(DropReason::Refused);
                 if let Some(peer) = self.peers.get(peer) {
                     let entry = &peer.planned.entry;
@@ -180,6 +185,7 @@ impl Worker {
                         entry,
                         refusal,
                         SystemTime::now(),
+                        service.as_ref(),
                     );
                     self.shared.context.audit.record(record);
                 }
@@ -192,9 +198,21 @@ impl Worker {
                 }
                 return;
             }
-        }
-        if self.plan.mappings.translate(bytes, &packet, Direction::Inbound, ChecksumState::Full) {
-            packet.destination = self.plan.mappings.to_inside(packet.destination);
+        };
+        match ends {
+            Some(ends) => {
+                rewrite(bytes, &packet, &ends, ChecksumState::Full);
+                // Joining compares ports as well.
+                let Ok(rewritten) = packet::parse(bytes) else {
+                    return self.counters.drop(DropReason::Malformed);
+                };
+                packet = rewritten;
+            }
+            None => {
+                if self.plan.mappings.translate(bytes, &packet, Direction::Inbound, ChecksumState::Full) {
+                    packet.destination = self.plan.mappings.to_inside(packet.destination);
+                }
+            }
         }
         mss::clamp(bytes, &packet, mtu, ChecksumState::Full);
         self.joiner.push(buffer, &packet, &mut self.device);

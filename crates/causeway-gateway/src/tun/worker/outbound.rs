@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Instant, SystemTime};
 
 use super::admit::{Arrival, NotAdmitted, admit};
+use super::admit_service::{AdmittedPacket, admit_service};
 use super::peers::{CarriedProbe, Peer};
 use super::{Worker, records};
 use crate::tun::cipher::TAG_BYTES;
@@ -15,6 +16,7 @@ use crate::tun::packet::{self, ParsedPacket};
 use crate::tun::path_monitor::PROBE_SIZE_MAX;
 use crate::tun::peer_message::{MESSAGE_BYTES_MAX, PeerMessage};
 use crate::tun::reply::{REPLY_MAX, ReplyReason, reply};
+use crate::tun::rewrite::rewrite;
 use crate::tun::socket::SendError;
 use crate::tun::translate::Direction;
 
@@ -27,15 +29,12 @@ impl Worker {
         if is_local_chatter(&packet) {
             return;
         }
-        if !self.plan.is_own(packet.source) {
-            return self.counters.drop(DropReason::ForeignSource);
-        }
         let count = packets_of(&header, &packet);
         let arrival = Arrival { bytes, packet: &packet, direction: Direction::Outbound, from: None, count };
-        let slot = match admit(&mut self.flows, &self.plan, &self.peers, &arrival, now) {
-            Ok((slot, is_new)) => {
+        let (slot, ends) = match self.admit(&arrival, now) {
+            Ok(AdmittedPacket { slot, is_new, ends }) => {
                 self.counters.flows_begun += u64::from(is_new);
-                slot
+                (slot, ends)
             }
             Err(NotAdmitted::Drop(reason)) => {
                 if reason == DropReason::NoRoute {
@@ -43,7 +42,7 @@ impl Worker {
                 }
                 return self.counters.drop(reason);
             }
-            Err(NotAdmitted::Refuse { refusal, start, client_port, peer }) => {
+            Err(NotAdmitted::Refuse { refusal, start, client_port, peer, service }) => {
                 self.counters.drop(DropReason::Refused);
                 if let Some(peer) = self.peers.get(peer) {
                     let entry = &peer.planned.entry;
@@ -54,6 +53,7 @@ impl Worker {
                         entry,
                         refusal,
                         SystemTime::now(),
+                        service.as_ref(),
                     );
                     self.shared.context.audit.record(record);
                 }
@@ -68,8 +68,16 @@ impl Worker {
             self.counters.drop(DropReason::TooBig);
             return self.answer_host(bytes, &packet, ReplyReason::TooBig { mtu: mtu as u16 });
         }
-        if self.plan.mappings.translate(bytes, &packet, Direction::Outbound, state) {
-            packet.source = self.plan.mappings.to_outside(packet.source);
+        match ends {
+            Some(ends) => {
+                rewrite(bytes, &packet, &ends, state);
+                (packet.source, packet.destination) = (ends.source, ends.destination);
+            }
+            None => {
+                if self.plan.mappings.translate(bytes, &packet, Direction::Outbound, state) {
+                    packet.source = self.plan.mappings.to_outside(packet.source);
+                }
+            }
         }
         mss::clamp(bytes, &packet, mtu, state);
         let cut = split(bytes, &header, &packet, mtu, |segment| self.send_packet(slot, segment, now));
@@ -78,6 +86,23 @@ impl Worker {
             Err(SplitError::TooBig) => self.send_fragments(slot, bytes, &packet, mtu, &header, now),
             Err(SplitError::Malformed) => self.counters.drop(DropReason::Malformed),
         }
+    }
+
+    /// Finds the flow of a packet, of a translated service or between networks, or lets it begin.
+    pub(super) fn admit(
+        &mut self,
+        arrival: &Arrival<'_>,
+        now: Instant,
+    ) -> Result<AdmittedPacket, NotAdmitted> {
+        let (flows, plan, peers) = (&mut self.flows, &self.plan, &self.peers);
+        if let Some(admitted) = admit_service(flows, &mut self.translator, plan, peers, arrival, now) {
+            return admitted;
+        }
+        if arrival.from.is_none() && !plan.is_own(arrival.packet.source) {
+            return Err(NotAdmitted::Drop(DropReason::ForeignSource));
+        }
+        let (slot, is_new) = admit(flows, plan, peers, arrival, now)?;
+        Ok(AdmittedPacket { slot, is_new, ends: None })
     }
 
     /// Seals a packet for a peer into the train, or keeps it until the handshake is done.

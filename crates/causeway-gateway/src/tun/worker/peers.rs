@@ -143,6 +143,9 @@ impl PeerTable {
         }
         let mut known: HashMap<GatewayName, usize> =
             self.iter_mut().map(|(slot, peer)| (peer.planned.entry.gateway.clone(), slot)).collect();
+        // The slots that are free, the lowest last.
+        let free = self.slots.iter().enumerate().filter(|(_, peer)| peer.is_none()).map(|(slot, _)| slot);
+        let mut free: Vec<usize> = free.rev().collect();
         for planned in &plan.peers {
             match known.get(&planned.entry.gateway).and_then(|slot| self.get_mut(*slot)) {
                 Some(peer) => {
@@ -151,12 +154,12 @@ impl PeerTable {
                     peer.session.retry_soon();
                 }
                 None => {
-                    let free = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
-                    if free == self.slots.len() {
+                    let slot = free.pop().unwrap_or(self.slots.len());
+                    if slot == self.slots.len() {
                         self.slots.push(None);
                     }
-                    self.slots[free] = Some(Peer::new(planned.clone(), mtu_max, now));
-                    known.insert(planned.entry.gateway.clone(), free);
+                    self.slots[slot] = Some(Peer::new(planned.clone(), mtu_max, now));
+                    known.insert(planned.entry.gateway.clone(), slot);
                 }
             }
         }
@@ -334,3 +337,6 @@ impl Peer {
         self.monitor.mtu()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Instant, SystemTime};
 
-use causeway_netmap::{NetmapView, TunnelPeerEntry};
+use causeway_netmap::{NetmapView, ServiceName, TunnelPeerEntry};
 
 use crate::audit::{AuditDecision, AuditRecord, ConnectionEnd, timestamp};
 use crate::tun::admission::{FlowRefusal, FlowStart};
@@ -36,7 +36,14 @@ pub fn of_end(view: &NetmapView, flow: &Flow, end: FlowEnd, now: Instant) -> Aud
             FlowEnd::Revoked => ConnectionEnd::Revoked,
             FlowEnd::Stopped => ConnectionEnd::Stopped,
         },
-        ..blank(view, &flow.start, client_port, flow.right.site.to_string(), flow.began)
+        ..blank(
+            view,
+            &flow.start,
+            client_port,
+            flow.right.site.to_string(),
+            flow.began,
+            flow.service.as_ref().map(|flow| &flow.service),
+        )
     }
 }
 
@@ -48,6 +55,7 @@ pub fn of_refusal(
     peer: &TunnelPeerEntry,
     refusal: FlowRefusal,
     began: SystemTime,
+    service: Option<&ServiceName>,
 ) -> AuditRecord {
     let (site, subject) = match start.direction {
         Direction::Outbound => {
@@ -60,7 +68,7 @@ pub fn of_refusal(
         reason: Some(refusal.to_string()),
         cause: refusal.word(),
         packets: Some(1),
-        ..blank(view, start, client_port, site.unwrap_or_default(), began)
+        ..blank(view, start, client_port, site.unwrap_or_default(), began, service)
     }
 }
 
@@ -70,6 +78,7 @@ fn blank(
     client_port: u16,
     site: String,
     began: SystemTime,
+    service: Option<&ServiceName>,
 ) -> AuditRecord {
     let (client, target) = match start.direction {
         Direction::Outbound => (start.local, start.remote),
@@ -82,7 +91,7 @@ fn blank(
         subject: None,
         claimed_subject: None,
         client: Some(SocketAddr::new(client, client_port).to_string()),
-        service: service_word(target, start),
+        service: service.map_or_else(|| service_word(target, start), ToString::to_string),
         protocol: protocol_word(start.protocol),
         decision: AuditDecision::Deny,
         rule: None,
