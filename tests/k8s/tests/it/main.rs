@@ -17,6 +17,7 @@ mod edge_api_callers;
 mod edge_api_random;
 mod edge_kubelet;
 mod edit;
+mod gitops;
 mod history;
 mod javascript;
 mod kopf;
