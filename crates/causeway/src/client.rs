@@ -35,13 +35,13 @@ const MERGE_PATCH: &str = "application/merge-patch+json";
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ApiConnectionArgs {
     /// Kubeconfig to use [default: $CAUSEWAY_KUBECONFIG, $KUBECONFIG, then admin.kubeconfig in the data dir]
-    #[arg(long, value_name = "FILE", global = true, value_hint = clap::ValueHint::FilePath, help_heading = "ApiConnectionArgs")]
+    #[arg(long, value_name = "FILE", global = true, value_hint = clap::ValueHint::FilePath, help_heading = "API server")]
     pub kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig to use
-    #[arg(long, value_name = "NAME", global = true, help_heading = "ApiConnectionArgs")]
+    #[arg(long, value_name = "NAME", global = true, help_heading = "API server")]
     pub context: Option<String>,
     /// Data dir of a cloud on this host [default: $CAUSEWAY_DATA_DIR, then /var/lib/causeway]
-    #[arg(long, value_name = "DIR", global = true, value_hint = clap::ValueHint::DirPath, help_heading = "ApiConnectionArgs")]
+    #[arg(long, value_name = "DIR", global = true, value_hint = clap::ValueHint::DirPath, help_heading = "API server")]
     pub data_dir: Option<PathBuf>,
 }
 

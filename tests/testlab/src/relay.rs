@@ -94,6 +94,11 @@ impl Relay {
         self.control.line(direction).faults().clone()
     }
 
+    /// Bytes that crossed in one direction since the start: payloads of datagrams and of TCP.
+    pub fn carried_bytes(&self, direction: Direction) -> u64 {
+        self.control.line(direction).carried_bytes()
+    }
+
     /// Connections are reset, new ones refused, datagrams vanish, mappings are forgotten.
     pub fn cut(&self) {
         self.control.state.send_modify(|state| {

@@ -3,7 +3,7 @@
 //! Changes are published after they are on disk, in order. The history in memory serves watchers that resume, and lists
 //! at an earlier revision: changes are undone from the newest back.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,6 +20,7 @@ use super::{CopyDatabase, CopyError};
 use crate::facets::ObjectFacets;
 use crate::kube_object::KubeObject;
 use crate::resource::{ResourceDescription, SubscriptionScope};
+use crate::sync::deletions::deletion_revisions;
 use crate::sync::wire::ChangeEntry;
 
 /// The state of one subscription.
@@ -182,10 +183,8 @@ impl Collection {
         if is_first {
             *history = ChangeHistory { floor: revision, ..ChangeHistory::default() };
         } else {
-            for change in applied {
-                for (key, change) in object_changes(change) {
-                    history.push(key, change);
-                }
+            for (key, change) in object_changes(applied, self.revision()) {
+                history.push(key, change);
             }
         }
         history.send(&ChangeSignal::Progress(revision));
@@ -354,23 +353,31 @@ fn unpacked(key: &str, packed: &bytes::Bytes) -> KubeObject {
     KubeObject { key: key.to_owned(), uid: String::new(), revision: Revision(0), body, cells }
 }
 
-/// A change as watchers see it. An object that was replaced by another one of the same name is deleted first.
-fn object_changes(change: AppliedChange) -> Vec<(String, ObjectChange)> {
-    let AppliedChange { revision, before, now } = change;
-    let key = now.as_ref().or(before.as_ref()).map(|object| object.key.clone()).unwrap_or_default();
-    let is_replaced = matches!((&before, &now), (Some(before), Some(now)) if before.uid != now.uid);
-    let (value, previous) = (now.as_ref().map(KubeObject::pack), before.as_ref().map(KubeObject::pack));
-    let created = |is_new: bool| if is_new { revision } else { Revision(0) };
-    match is_replaced {
-        true => vec![
-            (key.clone(), ObjectChange { revision, value: None, previous, created: created(false) }),
-            (key, ObjectChange { revision, value, previous: None, created: created(true) }),
-        ],
-        false => {
-            let created = created(previous.is_none());
-            vec![(key, ObjectChange { revision, value, previous, created })]
+/// The changes after the revision `after` as watchers see them. An object that was replaced by another one of the same name is deleted first,
+/// at a revision of its own: a watcher that resumes between the two events gets the second one.
+fn object_changes(applied: Vec<AppliedChange>, after: Revision) -> Vec<(String, ObjectChange)> {
+    let mut used: BTreeSet<Revision> = applied.iter().map(|change| change.revision).collect();
+    let mut changes = Vec::with_capacity(applied.len());
+    for AppliedChange { revision, before, now } in applied {
+        let key = now.as_ref().or(before.as_ref()).map(|object| object.key.clone()).unwrap_or_default();
+        let is_replaced = matches!((&before, &now), (Some(before), Some(now)) if before.uid != now.uid);
+        let (value, mut previous) =
+            (now.as_ref().map(KubeObject::pack), before.as_ref().map(KubeObject::pack));
+        if is_replaced {
+            let until = Revision(revision.0.saturating_sub(1));
+            let at = deletion_revisions((after, until), &used, 1).into_iter().max().unwrap_or(until);
+            used.insert(at);
+            let previous = previous.take();
+            changes.push((
+                key.clone(),
+                ObjectChange { revision: at, value: None, previous, created: Revision(0) },
+            ));
         }
+        let created = if previous.is_none() { revision } else { Revision(0) };
+        changes.push((key, ObjectChange { revision, value, previous, created }));
     }
+    changes.sort_by_key(|(_, change)| change.revision);
+    changes
 }
 
 impl ChangeHistory {
@@ -469,8 +476,9 @@ mod tests {
         collection.complete(vec![change("a", "1", 11, false)], Revision(11)).await.unwrap();
         let mut feed = collection.follow(Revision(10)).unwrap();
         assert!(collection.follow(Revision(9)).is_none());
-        // Another object of the same name: the old one is deleted first.
-        collection.complete(vec![change("a", "2", 15, false)], Revision(15)).await.unwrap();
+        // Another object of the same name: the old one is deleted first, at a revision of its own.
+        let changes = vec![change("b", "1", 14, false), change("a", "2", 15, false)];
+        collection.complete(changes, Revision(15)).await.unwrap();
         collection.advance(Revision(20)).await.unwrap();
         let mut seen = Vec::new();
         while let Ok(signal) = feed.try_recv() {
@@ -485,7 +493,8 @@ mod tests {
         let expected = [
             (11, true, true),
             (11, false, false),
-            (15, true, false),
+            (13, true, false),
+            (14, false, true),
             (15, false, true),
             (15, false, false),
             (20, false, false),

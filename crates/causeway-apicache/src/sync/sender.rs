@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use causeway_api::Revision;
 
+use super::deletions::deletion_revisions;
 use super::digest::{bucket_count, bucket_digests, bucket_of, entry_digest};
 use super::wire::{
     Accepted, BucketKeys, ChangeBatch, ChangeEntry, CloudSyncBody, DigestsWanted, EdgeSyncBody, KeysWanted,
@@ -49,6 +50,8 @@ pub struct SyncSender {
     unacknowledged_bytes: usize,
     /// The revision that the edge has, or will have when all messages have arrived.
     sent_revision: Revision,
+    /// The revision of the copy when the session began.
+    copy_revision: Revision,
 }
 
 enum SenderStage {
@@ -83,24 +86,29 @@ const KEY_BYTES_MAX: usize = 600;
 impl SyncSender {
     /// Continues after the revision of the copy; its changes are offered next.
     pub fn resume(description: Bytes, revision: Revision) -> SyncSender {
-        SyncSender::new(description, true, SenderStage::Live, revision)
+        SyncSender::new(description, true, SenderStage::Live, (revision, revision))
     }
 
     /// Brings the copy that `subscribe` describes to `target`.
     pub fn compare(description: Bytes, subscribe: &Subscribe, target: SyncTarget) -> SyncSender {
-        let revision = target.revision;
+        let revisions = (Revision(subscribe.revision), target.revision);
         if subscribe.objects == 0 {
-            let stage = difference(target, None);
-            return SyncSender::new(description, false, stage, revision);
+            let stage = difference(target, Revision(0), None);
+            return SyncSender::new(description, false, stage, revisions);
         }
         let buckets = bucket_count(subscribe.objects);
         let mut sender =
-            SyncSender::new(description, false, SenderStage::Digests { target, buckets }, revision);
+            SyncSender::new(description, false, SenderStage::Digests { target, buckets }, revisions);
         sender.outgoing.push_back(CloudSyncBody::DigestsWanted(DigestsWanted { buckets }));
         sender
     }
 
-    fn new(description: Bytes, resumed: bool, stage: SenderStage, sent_revision: Revision) -> SyncSender {
+    fn new(
+        description: Bytes,
+        resumed: bool,
+        stage: SenderStage,
+        (copy_revision, sent_revision): (Revision, Revision),
+    ) -> SyncSender {
         let accepted = CloudSyncBody::Accepted(Accepted { description, resumed });
         SyncSender {
             stage,
@@ -110,6 +118,7 @@ impl SyncSender {
             unacknowledged: VecDeque::new(),
             unacknowledged_bytes: 0,
             sent_revision,
+            copy_revision,
         }
     }
 
@@ -147,7 +156,7 @@ impl SyncSender {
         let buckets = wanted.iter().copied().collect();
         self.outgoing.push_back(CloudSyncBody::KeysWanted(KeysWanted { buckets, of }));
         self.stage = match wanted.is_empty() {
-            true => difference(target, Some((&wanted, of, &BTreeMap::new()))),
+            true => difference(target, self.copy_revision, Some((&wanted, of, &BTreeMap::new()))),
             false => SenderStage::Keys { target, buckets: of, wanted, entries: BTreeMap::new() },
         };
         Ok(())
@@ -167,7 +176,7 @@ impl SyncSender {
         if !keys.more {
             let (target, of) = (std::mem::take(target), *buckets);
             let (wanted, entries) = (std::mem::take(wanted), std::mem::take(entries));
-            self.stage = difference(target, Some((&wanted, of, &entries)));
+            self.stage = difference(target, self.copy_revision, Some((&wanted, of, &entries)));
         }
         Ok(())
     }
@@ -247,11 +256,11 @@ fn entry_bytes(entry: &ChangeEntry) -> usize {
     entry.body.len() + entry.cells.len() + entry.key.len() + ENTRY_OVERHEAD_BYTES
 }
 
-/// Returns the changes that lead from a copy to `target`. `copy` has the buckets that differ, and the entries of the copy
-/// in them; `None` is an empty copy. Objects come in the order of their revisions, deletions last: when an object was
-/// deleted is not known, but it was before `target`.
+/// Returns the changes that lead from a copy at the revision `after` to `target`. `copy` has the buckets that differ, and the entries of the
+/// copy in them; `None` is an empty copy. Changes are in the order of their revisions.
 fn difference(
     target: SyncTarget,
+    after: Revision,
     copy: Option<(&BTreeSet<u32>, u32, &BTreeMap<String, u64>)>,
 ) -> SenderStage {
     let is_new = |key: &str, object: &KubeObject| match copy {
@@ -261,25 +270,25 @@ fn difference(
                 && held.get(key) != Some(&entry_digest(key, &object.uid, object.revision))
         }
     };
-    let mut changed: Vec<&Arc<KubeObject>> =
-        target.objects.iter().filter(|(key, object)| is_new(key, object)).map(|(_, object)| object).collect();
-    changed.sort_by_key(|object| object.revision);
-    let mut changes: VecDeque<ChangeEntry> = changed
-        .into_iter()
+    let changed = target.objects.iter().filter(|(key, object)| is_new(key, object)).map(|(_, object)| object);
+    let mut changes: Vec<ChangeEntry> = changed
         .map(|object| {
             let (key, uid, revision) = (object.key.clone(), object.uid.clone(), object.revision);
             ScopedChange { key, uid, revision, object: Some(object.clone()) }.into()
         })
         .collect();
     let held = copy.into_iter().flat_map(|(_, _, held)| held.keys());
-    let gone = held.filter(|key| !target.objects.contains_key(*key));
-    changes.extend(gone.map(|key| ChangeEntry {
+    let gone: Vec<&String> = held.filter(|key| !target.objects.contains_key(*key)).collect();
+    let used = changes.iter().map(|change| Revision(change.revision)).collect();
+    let revisions = deletion_revisions((after, target.revision), &used, gone.len());
+    changes.extend(gone.into_iter().zip(revisions).map(|(key, revision)| ChangeEntry {
         key: key.clone(),
-        revision: target.revision.0,
+        revision: revision.0,
         deleted: true,
         ..ChangeEntry::default()
     }));
-    SenderStage::Difference { changes, revision: target.revision }
+    changes.sort_by_key(|change| change.revision);
+    SenderStage::Difference { changes: changes.into(), revision: target.revision }
 }
 
 impl From<ScopedChange> for ChangeEntry {

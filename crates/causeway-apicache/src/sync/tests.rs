@@ -60,7 +60,10 @@ impl Copy {
     fn complete(&mut self, changes: Vec<ChangeEntry>, revision: Revision) {
         let mut all = std::mem::take(&mut self.staged);
         all.extend(changes);
-        assert!(all.is_sorted_by_key(|change| change.revision), "changes arrive in the order of revisions");
+        assert!(
+            all.is_sorted_by(|one, next| one.revision < next.revision),
+            "changes arrive in the order of revisions, and a watcher can resume after each of them"
+        );
         for change in all {
             let last = self.seen.insert(change.key.clone(), Revision(change.revision)).unwrap_or_default();
             assert!(

@@ -19,6 +19,7 @@ use super::list_watch::{self, ListWatchError, UpstreamEvent};
 use crate::facets::ObjectFacets;
 use crate::kube_object::KubeObject;
 use crate::resource::{ResourceDescription, ResourceName};
+use crate::sync::deletions::deletion_revisions;
 use crate::sync::sender::{ScopedChange, SyncTarget};
 
 /// An object with the values that selectors look at.
@@ -273,7 +274,7 @@ impl ResourceFeed {
         self.revision.send_replace(state.revision);
     }
 
-    /// Takes a whole list: what differs from the objects becomes changes, in the order of revisions, deletions last.
+    /// Takes a whole list: what differs from the objects becomes changes, in the order of revisions.
     fn take_list(&self, revision: Revision, listed: Vec<KubeObject>) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -300,14 +301,15 @@ impl ResourceFeed {
                 known.object.revision != object.revision || known.object.uid != object.uid
             })
         };
-        let mut changed: Vec<KubeObject> = listed.into_values().filter(is_new).collect();
-        changed.sort_by_key(|object| object.revision);
-        for object in changed {
-            let (key, at) = (object.key.clone(), object.revision);
-            state.apply(key, at, Some(FeedObject::new(&self.name, object)));
-        }
-        for key in gone {
-            state.apply(key, revision, None);
+        let changed: Vec<KubeObject> = listed.into_values().filter(is_new).collect();
+        let used = changed.iter().map(|object| object.revision).collect();
+        let deleted = deletion_revisions((state.revision, revision), &used, gone.len());
+        let mut changes: Vec<(Revision, String, Option<KubeObject>)> =
+            changed.into_iter().map(|object| (object.revision, object.key.clone(), Some(object))).collect();
+        changes.extend(gone.into_iter().zip(deleted).map(|(key, at)| (at, key, None)));
+        changes.sort_by_key(|(at, ..)| *at);
+        for (at, key, object) in changes {
+            state.apply(key, at, object.map(|object| FeedObject::new(&self.name, object)));
         }
         state.revision = revision;
         if let Some(ring) = &state.ring {
@@ -389,5 +391,37 @@ mod tests {
         assert!(matches!(feed.start(&selector, Revision(10)), Some(FeedStart::Resumed(_))));
         assert!(matches!(feed.start(&selector, Revision(9)), Some(FeedStart::Snapshot(..))));
         assert!(matches!(feed.start(&selector, Revision(31)), Some(FeedStart::Snapshot(..))));
+    }
+
+    #[test]
+    fn a_site_that_is_cut_between_deletions_of_one_list_gets_the_rest_of_them() {
+        let feed = ResourceFeed::new(ResourceName::new("", "v1", "nodes"));
+        let all = Selector::parse(causeway_api::Kind::ESite, "", "").unwrap();
+        let name = |number: u64| format!("node-{number:04}");
+        feed.take_list(
+            Revision(600),
+            (0..600).map(|number| object(&name(number), "a", number + 1)).collect(),
+        );
+        let Some(FeedStart::Resumed(mut follower)) = feed.start(&all, Revision(600)) else { panic!() };
+        // The watch was lost: 500 nodes were deleted meanwhile, one was written.
+        let mut listed: Vec<_> = (500..600).map(|number| object(&name(number), "a", number + 1)).collect();
+        listed[0] = object(&name(500), "b", 900);
+        feed.take_list(Revision(1_101), listed);
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let (mut at, mut seen) = (Revision(600), Vec::new());
+        while {
+            let mut batch = Vec::new();
+            let polled = follower.poll_entries(&mut context, 256, 256 << 10, &mut batch);
+            at = batch.last().map_or(at, |change| change.revision);
+            seen.extend(batch);
+            polled == std::task::Poll::Ready(FollowResult::Some)
+        } {
+            // Cut after every batch; the site names the revision of its copy.
+            let Some(FeedStart::Resumed(resumed)) = feed.start(&all, at) else { panic!() };
+            follower = resumed;
+        }
+        assert_eq!(seen.iter().filter(|change| change.now.is_none()).count(), 500);
+        assert_eq!(seen.len(), 501);
+        assert!(seen.is_sorted_by(|one, next| one.revision < next.revision));
     }
 }

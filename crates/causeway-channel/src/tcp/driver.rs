@@ -39,6 +39,10 @@ const ROUNDS: usize = 4;
 /// Records read per round, if available, before the next write.
 const READS: usize = 4;
 
+/// Longest turn of the task, measured after each read. All links of an I/O thread take turns; a peer that floods its link
+/// with small frames, which cost far more than their bytes, would otherwise delay the others by its whole read.
+const TURN_TIME: Duration = Duration::from_micros(500);
+
 /// With more streams than this waiting for `accept`, the application runs first: each accepted stream is a
 /// task, which takes far more memory than its queue entry.
 const BACKLOG_STREAMS: usize = 256;
@@ -69,10 +73,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
 
     /// Ready when the link is closed and nothing is left to send.
     fn poll_run(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let begun = Instant::now();
         for _ in 0..ROUNDS {
             let mut read = self.poll_read(context);
             for _ in 1..READS {
-                if !matches!(read, Poll::Ready(Ok(()))) || self.shared.lock().backlog() > BACKLOG_STREAMS {
+                let goes_on = matches!(read, Poll::Ready(Ok(()))) && begun.elapsed() < TURN_TIME;
+                if !goes_on || self.shared.lock().backlog() > BACKLOG_STREAMS {
                     break;
                 }
                 read = self.poll_read(context);
@@ -99,7 +105,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
             if read.is_pending() && written.is_pending() {
                 return Poll::Pending;
             }
-            if self.shared.lock().backlog() > BACKLOG_STREAMS {
+            if begun.elapsed() >= TURN_TIME || self.shared.lock().backlog() > BACKLOG_STREAMS {
                 // The application runs on this thread too: it accepts these streams before more are read.
                 break;
             }
@@ -189,11 +195,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> LinkDriver<T> {
             }
         }
         // A peer that keeps sending gets no more of this thread than one whose link is open.
+        let begun = Instant::now();
         for _ in 0..ROUNDS * READS {
             // The mux ignores all further frames.
             match ready!(self.poll_fill(context)) {
                 Ok(count) if count > 0 => {}
                 _ => return Poll::Ready(()),
+            }
+            if begun.elapsed() >= TURN_TIME {
+                break;
             }
         }
         context.waker().wake_by_ref();

@@ -1,9 +1,13 @@
 //! Links over an in-memory pipe: the driver, and the halves that users hold.
 
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::time::timeout;
 
 use super::*;
@@ -170,4 +174,62 @@ async fn a_ping_measures_now() {
     soon(edge.ping()).await.unwrap();
     soon(edge.ping()).await.unwrap();
     assert!(edge.last_heard() > before);
+}
+
+/// A peer whose bytes never end and take a millisecond to handle.
+struct SlowFlood {
+    reads: Arc<AtomicUsize>,
+}
+
+impl AsyncRead for SlowFlood {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(1));
+        // Empty frames of a kind that is passed over.
+        while out.remaining() >= frame::HEAD_BYTES {
+            out.put_slice(&[200, 0, 0, 0, 0, 0, 0, 0]);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for SlowFlood {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Poll::Ready(Ok(data.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn a_flooded_link_yields_to_its_neighbours_after_one_slow_read() {
+    let reads = Arc::new(AtomicUsize::new(0));
+    let io = SlowFlood { reads: reads.clone() };
+    let link = over(io, LinkSide::Accepted, &LinkLimits::default(), meta());
+    // A neighbour on the same thread, which is always ready.
+    let neighbour = tokio::spawn(async move {
+        let mut is_turn = false;
+        let mut turn = async || {
+            let before = reads.load(Ordering::Relaxed);
+            std::future::poll_fn(|context| {
+                context.waker().wake_by_ref();
+                is_turn = !is_turn;
+                if is_turn { Poll::Pending } else { Poll::Ready(()) }
+            })
+            .await;
+            reads.load(Ordering::Relaxed) - before
+        };
+        let open = [turn().await, turn().await, turn().await];
+        // The peer keeps sending after our close, too.
+        link.close(CloseReason::new(CloseCode::Limit, "enough"));
+        (open, [turn().await, turn().await, turn().await])
+    });
+    // A closed link reads once more in a turn: what comes after the close is thrown away.
+    assert_eq!(neighbour.await.unwrap(), ([1; 3], [2; 3]), "reads between two turns of a neighbour");
 }

@@ -32,15 +32,32 @@ pub fn missing() -> Option<String> {
 pub struct Cluster(pub PathBuf);
 
 impl Cluster {
-    fn start(folder: &Path) -> Cluster {
+    /// `more` are further flags of kube-apiserver.
+    pub fn start(folder: &Path, more: &[&str]) -> Cluster {
         let cluster = Cluster(folder.join("cluster"));
         let mut up = Command::new(here("lab/kube-apiserver-up"));
-        up.arg(&cluster.0);
+        up.arg(&cluster.0).args(more);
         finish(up, None).unwrap().success().unwrap();
         cluster
     }
 
-    fn kubeconfig(&self) -> PathBuf {
+    /// A client of kube-rs, as the admin.
+    pub async fn client(&self) -> kube::Client {
+        client_of(&std::fs::read_to_string(self.kubeconfig()).unwrap()).await
+    }
+
+    /// Removes the history of etcd up to a revision.
+    pub fn compact(&self, revision: u64) {
+        let etcd = finish(Command::new(here("lab/install-etcd")), None).unwrap().success().unwrap();
+        let log = std::fs::read_to_string(self.0.join("etcd.log")).unwrap();
+        let line = log.lines().find(|line| line.contains("serving client traffic")).unwrap();
+        let address = line.split("\"address\":\"").nth(1).unwrap().split('"').next().unwrap();
+        let mut compact = Command::new(Path::new(etcd.trim()).with_file_name("etcdctl"));
+        compact.env("ETCDCTL_API", "3").args(["--endpoints", address, "compact", &revision.to_string()]);
+        finish(compact, None).unwrap().success().unwrap();
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
         self.0.join("kubeconfig")
     }
 
@@ -67,6 +84,16 @@ pub struct EdgeLab {
     pub folder: tempfile::TempDir,
 }
 
+/// A client of kube-rs for the text of a kubeconfig.
+pub async fn client_of(kubeconfig: &str) -> kube::Client {
+    // Another test in this process may have been first.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let file = kube::config::Kubeconfig::from_yaml(kubeconfig).unwrap();
+    let options = kube::config::KubeConfigOptions::default();
+    let config = kube::Config::from_custom_kubeconfig(file, &options).await.unwrap();
+    kube::Client::try_from(config).unwrap()
+}
+
 fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -74,19 +101,10 @@ fn free_port() -> SocketAddr {
 impl EdgeLab {
     pub fn start() -> EdgeLab {
         let folder = tempfile::tempdir().unwrap();
-        let cluster = Cluster::start(folder.path());
+        let cluster = Cluster::start(folder.path(), &[]);
         let channel = free_port();
         let relay = Relay::start("127.0.0.1:0".parse().unwrap(), channel, 7).unwrap();
-        let kubeconfig = cluster.kubeconfig().display().to_string();
-        let flags = [
-            "--channel",
-            &channel.to_string(),
-            "--advertise",
-            &relay.address().to_string(),
-            "--kubernetes",
-            &kubeconfig,
-        ];
-        let cloud = Cloud::start_with(&folder.path().join("cloud"), &flags).unwrap();
+        let cloud = start_cloud(folder.path(), channel, &relay, &cluster);
         let listen = free_port();
         let edge = start_edge(folder.path(), listen, Some(&cloud));
         let program = kubectl::programs().remove(0);
@@ -97,12 +115,25 @@ impl EdgeLab {
 
     pub fn restart_edge(&mut self) {
         self.edge.kill().unwrap();
+        self.start_edge_again();
+    }
+
+    /// Starts the edge that was killed.
+    pub fn start_edge_again(&mut self) {
         self.edge = start_edge(self.folder.path(), self.listen, None);
         self.await_api();
     }
 
+    /// Starts the cloud that was killed, on the same ports.
+    pub fn start_cloud_again(&mut self) {
+        self.cloud = start_cloud(self.folder.path(), self.cloud.channel, &self.relay, &self.cluster);
+    }
+
     fn await_api(&self) {
-        let is_up = || std::net::TcpStream::connect(self.listen).ok();
+        // The port is bound first, then the kubeconfig is written.
+        let kubeconfig = self.folder.path().join("edge/kubernetes/kubeconfig");
+        let is_written = || std::fs::read_to_string(&kubeconfig).is_ok_and(|text| text.contains("user: {}"));
+        let is_up = || std::net::TcpStream::connect(self.listen).ok().filter(|_| is_written());
         wait_for("the edge serves its API", is_up)
             .unwrap_or_else(|error| panic!("{error}\n{}\n{}", self.edge.log(), self.cloud.process.log()));
     }
@@ -114,8 +145,13 @@ impl EdgeLab {
 
     /// kubectl at the edge, with a token.
     pub fn through_edge(&self, token: &str) -> Kubectl {
+        self.kubectl_as("token", &self.edge_kubeconfig(token))
+    }
+
+    /// The edge's kubeconfig, with a token.
+    pub fn edge_kubeconfig(&self, token: &str) -> String {
         let text = std::fs::read_to_string(self.folder.path().join("edge/kubernetes/kubeconfig")).unwrap();
-        self.kubectl_as("token", &text.replace("user: {}", &format!("user: {{token: \"{token}\"}}")))
+        text.replace("user: {}", &format!("user: {{token: \"{token}\"}}"))
     }
 
     /// kubectl at the edge, with a client certificate that the cluster's CA signs.
@@ -171,6 +207,13 @@ impl EdgeLab {
             "metadata": {"name": name, "labels": {"tier": "edge"}}, "data": {"value": value}});
         self.direct().ok_with(&object.to_string(), "apply -f -");
     }
+}
+
+fn start_cloud(folder: &Path, channel: SocketAddr, relay: &Relay, cluster: &Cluster) -> Cloud {
+    let (channel, advertise) = (channel.to_string(), relay.address().to_string());
+    let kubeconfig = cluster.kubeconfig().display().to_string();
+    let flags = ["--channel", &channel, "--advertise", &advertise, "--kubernetes", &kubeconfig];
+    Cloud::start_with(&folder.join("cloud"), &flags).unwrap()
 }
 
 fn start_edge(folder: &Path, listen: SocketAddr, join: Option<&Cloud>) -> Process {

@@ -41,11 +41,23 @@ pub struct Line {
     free_at: Option<Instant>,
     /// The last arrival that was promised; later datagrams do not arrive before it.
     last: Option<Instant>,
+    /// Bytes that were put on the line and not lost.
+    carried_bytes: u64,
 }
 
 impl Line {
     pub fn new(seed: u64) -> Line {
-        Line { faults: Faults::default(), random: SeededRandom::new(seed), free_at: None, last: None }
+        Line {
+            faults: Faults::default(),
+            random: SeededRandom::new(seed),
+            free_at: None,
+            last: None,
+            carried_bytes: 0,
+        }
+    }
+
+    pub fn carried_bytes(&self) -> u64 {
+        self.carried_bytes
     }
 
     pub fn set(&mut self, faults: Faults) {
@@ -72,6 +84,7 @@ impl Line {
             }
             sent => sent,
         };
+        self.carried_bytes += size_bytes as u64;
         let arrives = sent + self.travel();
         if self.random.chance(self.faults.reorder) {
             return vec![arrives + HELD_BACK];
@@ -84,6 +97,7 @@ impl Line {
 
     /// When a piece of a stream arrives. The caller keeps the order, and stops reading while the line is behind.
     pub fn piece(&mut self, now: Instant, size_bytes: usize) -> Instant {
+        self.carried_bytes += size_bytes as u64;
         let again = if self.random.chance(self.faults.loss) {
             SENT_AGAIN_AFTER + self.faults.delay
         } else {
