@@ -135,7 +135,7 @@ fn objects_that_left_the_repository_are_pruned_and_no_others() {
         assert_eq!(left.lines().count(), 3, "{left}");
         kubectl.row(
             "what was made by hand stays",
-            "get epolicy by-hand -o name",
+            "get epolicies.causeway.io by-hand -o name",
             Prints("epolicy.causeway.io/by-hand\n"),
         );
         // What the cloud made for the exposure goes with it.
