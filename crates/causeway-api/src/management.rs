@@ -405,6 +405,8 @@ pub struct FleetStatus {
 pub struct GatewayOverview {
     pub name: String,
     pub site: String,
+    /// True while the gateway gets no new streams (`causeway drain`). A cloud from before there was such a field leaves it out.
+    pub draining: bool,
     #[serde(flatten)]
     pub stats: GatewayStats,
     /// When the last session ended, as stored in the object. It outlives the process of the cloud.

@@ -75,6 +75,7 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                     wide("Since", "Time since the channel went up or down."),
                     wide("Generation", "The netmap it last acknowledged."),
                     integer("Priority", "The gateway with the highest priority of a site is active.", 1),
+                    wide("Drain", "True while the gateway gets no new streams."),
                     REASON,
                 ]
             }
@@ -343,6 +344,7 @@ fn gateway_cells(
         stats.since.map_or_else(|| text::NONE.into(), |since| age(now.since(since)).into()),
         text::word(stats.generation.as_deref().unwrap_or_default()),
         gateway.priority.into(),
+        ConditionStatus::from(gateway.drain).as_str().into(),
         reason,
     ]
 }

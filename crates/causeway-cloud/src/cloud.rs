@@ -60,6 +60,7 @@ use crate::replicas::{
 };
 use crate::reports::{ReportInbox, ReportWriter, ReportedState};
 use crate::sessions::{ConnectionWatch, LiveSessions, SessionLimits, SessionServices, Sessions};
+use crate::site_metrics;
 use crate::spool_intake::{self, CloudRecordWriter, SpoolIntake};
 use crate::tunnels::{TunnelHolder, TunnelReportWriter, TunnelReports};
 
@@ -98,6 +99,8 @@ pub struct CloudConfig {
     pub kubernetes: Option<PathBuf>,
     /// The listener for the kube-apiserver of a cluster that registers this API as its own; None: not served.
     pub aggregated_api: Option<AggregatedApiConfig>,
+    /// Keys of the labels of ESites that metrics show.
+    pub metrics_site_labels: Vec<String>,
     /// The settings of the cloud's own gateway.
     pub gateway: causeway_gateway::GatewayOptions,
     /// The effective configuration, without secrets, for the admin dump.
@@ -484,6 +487,8 @@ impl Start {
         self.metrics.register(|registry| sessions.register(registry));
         self.metrics
             .register(|registry| fleet_metrics::register(registry, sessions.clone(), netmaps.clone()));
+        let labels = &config.metrics_site_labels;
+        self.metrics.register(|registry| site_metrics::register(registry, labels, netmaps.clone()));
         let journals = AuditJournal::new(&self.data_dir.join(AUDIT_FOLDER));
         let fleet = Fleet::new(
             base.directory.clone(),

@@ -29,6 +29,7 @@ mod reconcile;
 pub mod replicas;
 mod reports;
 pub mod sessions;
+mod site_metrics;
 pub mod spool_intake;
 mod tunnels;
 

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use causeway_api::sync::MutexExt;
-use causeway_api::{EGateway, Object, ObjectSet};
+use causeway_api::{EGateway, ESite, Object, ObjectSet};
 use causeway_daemon::Metrics;
 use causeway_netmap::sync::TargetNetmap;
 use causeway_netmap::{Generation, Netmap, NetmapStamp, NetmapView};
@@ -167,6 +167,15 @@ impl NetmapPublisher {
         let objects = self.lock().objects.clone()?;
         let objects = objects.lock_ignoring_poison();
         objects.service(service).map(|service| service.e_site_name.clone())
+    }
+
+    /// Returns the values of some labels of every site, in the order of `keys`.
+    pub fn site_labels(&self, keys: &[String]) -> Vec<(String, Vec<Option<String>>)> {
+        let Some(objects) = self.lock().objects.clone() else { return Vec::new() };
+        let objects = objects.lock_ignoring_poison();
+        let values =
+            |site: &ESite| keys.iter().map(|key| site.metadata.labels.get(key).cloned()).collect::<Vec<_>>();
+        objects.all::<ESite>().map(|site| (site.metadata.name.clone(), values(site))).collect()
     }
 
     /// Returns how long an attached gateway has not applied its newest netmap; zero when it has applied it.

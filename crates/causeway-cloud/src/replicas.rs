@@ -73,6 +73,10 @@ pub trait LocalSessions: Send + Sync + 'static {
 pub enum FleetError {
     #[error("no gateway of site {site} is attached")]
     SiteAway { site: String },
+    #[error(
+        "site {site} gets no new connections: gateway {gateway} is draining and no other one is attached"
+    )]
+    SiteDraining { site: String, gateway: String },
     #[error("gateway {gateway} is not attached to any replica")]
     NotAttached { gateway: String },
     #[error("the replica at {address} that holds gateway {gateway} cannot be reached")]
@@ -141,13 +145,13 @@ impl Fleet {
 
     /// Opens a stream to the gateway that the header names, or, when it names only a site, to the active
     /// gateway there. A gateway that is not attached, or whose link died unnoticed, is passed over for the
-    /// next.
+    /// next; one that drains is not tried.
     pub async fn open_stream_to(&self, header: StreamHeader) -> Result<Stream, FleetError> {
         if !header.gateway.is_empty() {
             return self.open_stream(&header.gateway.clone(), header).await;
         }
         let sites = self.sites.borrow().clone();
-        let mut failed = FleetError::SiteAway { site: header.site.clone() };
+        let mut failed = self.without_route(&sites, &header.site);
         for gateway in sites.gateways(&header.site) {
             if !self.is_attached(gateway) {
                 continue;
@@ -158,6 +162,16 @@ impl Fleet {
             }
         }
         Err(failed)
+    }
+
+    /// Returns the reason why a site gets no streams when none of its gateways takes one.
+    fn without_route(&self, sites: &SiteGateways, site: &str) -> FleetError {
+        let attached = sites.draining(site).find(|gateway| self.is_attached(gateway));
+        let site = site.to_owned();
+        match attached.cloned() {
+            Some(gateway) => FleetError::SiteDraining { site, gateway },
+            None => FleetError::SiteAway { site },
+        }
     }
 
     /// Returns the runtime thread of the traffic with a site, when the first attached gateway of the site is
@@ -354,9 +368,10 @@ impl Fleet {
 impl FleetError {
     pub fn code(&self) -> ResetCode {
         match self {
-            FleetError::SiteAway { .. } | FleetError::NotAttached { .. } | FleetError::Unreachable { .. } => {
-                ResetCode::NoRoute
-            }
+            FleetError::SiteAway { .. }
+            | FleetError::SiteDraining { .. }
+            | FleetError::NotAttached { .. }
+            | FleetError::Unreachable { .. } => ResetCode::NoRoute,
             FleetError::Stream { source: StreamError::Refused(reset), .. } => reset.0,
             FleetError::Stream { .. } => ResetCode::NoRoute,
         }

@@ -82,6 +82,7 @@ fn view(arguments: &[String]) -> Result<NetmapView, Failure> {
         priority: 0,
         relay: false,
         prefer: Default::default(),
+        drain: false,
         tunnel_networks: vec![subnet.parse()?],
         mappings,
     });

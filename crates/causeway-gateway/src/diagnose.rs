@@ -102,6 +102,17 @@ pub struct Facts {
     pub role: Value,
     /// The state of the tunnel. None: switched off, or an older gateway.
     pub tunnel: Option<TunnelState>,
+    /// The connections, UDP sessions and requests that are open now. None: an older gateway.
+    pub connections: Option<OpenConnections>,
+}
+
+/// Numbers of open connections, UDP sessions and requests.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct OpenConnections {
+    /// From other sites to services of this one.
+    pub inbound: usize,
+    /// From clients here.
+    pub outbound: usize,
 }
 
 /// The path from a gateway to the backends of a service.
@@ -184,7 +195,19 @@ impl Gateway {
         let role = self.diagnostics().role_facts();
         let tunnel = self.tunnel().map(|tunnel| tunnel.state().borrow().clone());
         let generation = self.context().view().generation.to_string();
-        Facts { generation, problems, presences, hints, role, tunnel }
+        let connections = Some(self.open_connections());
+        Facts { generation, problems, presences, hints, role, tunnel, connections }
+    }
+
+    fn open_connections(&self) -> OpenConnections {
+        let mut counted = OpenConnections::default();
+        for entry in self.context().live.all() {
+            match entry.direction {
+                CrossingDirection::Inbound => counted.inbound += 1,
+                CrossingDirection::Outbound => counted.outbound += 1,
+            }
+        }
+        counted
     }
 
     /// Examines the path from here to a service.

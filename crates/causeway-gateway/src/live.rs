@@ -434,6 +434,7 @@ mod tests {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            drain: false,
             tunnel_networks: Vec::new(),
             mappings: Vec::new(),
         });

@@ -74,6 +74,8 @@ pub struct GatewayEntry {
     pub presence_cidrs: Vec<IpNet>,
     pub priority: i32,
     pub relay: bool,
+    /// The gateway gets no new streams; those that carry requests end with the requests on their way.
+    pub drain: bool,
     pub prefer: CarriagePreference,
     /// Networks behind this gateway that members of its communities reach, with their real addresses.
     pub tunnel_networks: Vec<IpNet>,

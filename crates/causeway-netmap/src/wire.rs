@@ -29,6 +29,9 @@ pub struct GatewayMessage {
     pub tunnel_networks: Vec<String>,
     #[prost(message, repeated, tag = "9")]
     pub mappings: Vec<MappingMessage>,
+    /// An older gateway ignores it: the streams that carry requests to it end when they are idle.
+    #[prost(bool, tag = "10")]
+    pub drain: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

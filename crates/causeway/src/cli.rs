@@ -4,8 +4,8 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    apply, audit, backup, ca, cache, check_config, cloud, completions, delete, demo, describe, doctor, edge,
-    get, kubeconfig, manual, restore, revoke, status, token, version,
+    apply, audit, backup, ca, cache, check_config, cloud, completions, delete, demo, describe, doctor, drain,
+    edge, get, kubeconfig, manual, restore, revoke, status, token, version,
 };
 
 const STYLES: Styles = Styles::styled()
@@ -47,6 +47,7 @@ pub enum CliCommand {
     Doctor(doctor::Args),
     Audit(audit::Args),
     Cache(cache::Args),
+    Drain(drain::Args),
     // Access: tokens, kubeconfigs, revocation and the CA.
     Token(token::Args),
     Kubeconfig(kubeconfig::Args),

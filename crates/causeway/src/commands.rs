@@ -12,6 +12,7 @@ pub mod delete;
 pub mod demo;
 pub mod describe;
 pub mod doctor;
+pub mod drain;
 pub mod edge;
 pub mod gateway;
 pub mod get;
@@ -49,6 +50,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         CliCommand::Doctor(arguments) => doctor::run(arguments).await,
         CliCommand::Audit(arguments) => audit::run(arguments).await,
         CliCommand::Cache(arguments) => cache::run(arguments).await,
+        CliCommand::Drain(arguments) => drain::run(arguments).await,
         CliCommand::Token(arguments) => token::run(arguments).await,
         CliCommand::Kubeconfig(arguments) => kubeconfig::run(arguments).await,
         CliCommand::Revoke(arguments) => revoke::run(arguments).await,

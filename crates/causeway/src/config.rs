@@ -26,7 +26,7 @@ pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer, TunnelLaye
 pub use reload::{Applies, Change, changes};
 pub use values::{
     AdvertisedEndpoint, CollectorUrl, CommonName, DnsListen, NameServer, PresenceModeSetting, PresencePort,
-    ProxySetting, ServerName, StoreSetting, TransportSetting,
+    ProxySetting, ServerName, SiteLabelKey, StoreSetting, TransportSetting,
 };
 
 /// The role of a process.
@@ -119,6 +119,8 @@ pub struct CloudSettings {
     pub aggregated: Setting<Option<std::net::SocketAddr>>,
     pub requestheader_ca: Setting<Option<PathBuf>>,
     pub requestheader_names: Setting<Vec<CommonName>>,
+    /// Labels of sites in metrics.
+    pub metrics_site_labels: Setting<Vec<SiteLabelKey>>,
     pub drain: Setting<HumanDuration>,
 }
 
@@ -251,6 +253,7 @@ impl Config {
                 aggregated: pick_optional!(cloud.aggregated),
                 requestheader_ca: pick_optional!(cloud.requestheader_ca),
                 requestheader_names: pick!(Vec::new(), cloud.requestheader_names),
+                metrics_site_labels: pick!(Vec::new(), cloud.metrics_site_labels),
                 drain: pick!(defaults::DRAIN, cloud.drain),
             },
             edge: EdgeSettings {
@@ -373,6 +376,7 @@ impl Config {
             "streams-max" => cloud.streams_max, "stream-window-bytes" => cloud.stream_window_bytes,
             "kubernetes" => cloud.kubernetes, "aggregated" => cloud.aggregated,
             "requestheader-ca" => cloud.requestheader_ca, "requestheader-names" => cloud.requestheader_names,
+            "metrics-site-labels" => cloud.metrics_site_labels,
             "drain" => cloud.drain,
         );
         let edge = &self.edge;

@@ -74,6 +74,8 @@ fn exit_codes_mean_something() {
     check(&["kubeconfig", "--list", "--ttl", "1h"], "", 2, "cannot be used with");
     check(&["revoke"], "", 2, "<GATEWAY");
     check(&["revoke", "a", "--certificate", "b"], "", 2, "cannot be used with");
+    check(&["drain"], "", 2, "<GATEWAY");
+    check(&["drain", "a", "--undo", "--wait", "1m"], "", 2, "cannot be used with");
     check(&["restore", "x"], "", 2, "--data-dir");
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().to_str().unwrap();
@@ -139,6 +141,7 @@ fn help_has_examples() {
         "status",
         "kubeconfig",
         "revoke",
+        "drain",
         "backup",
         "restore",
         "check-config",

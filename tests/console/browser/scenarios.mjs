@@ -219,7 +219,9 @@ const scenarios = {
       await page.getByRole("dialog").getByRole("button", { name: button, exact: true }).click();
     };
     await confirm("Drain");
-    await page.getByText("-1000 (drained)").waitFor();
+    await page.getByText("gets no new connections", { exact: true }).waitFor();
+    await page.getByRole("heading", { name: "Gateway oslo draining" }).waitFor();
+    assert.ok(JSON.parse(causeway(["status", "--json"])).gateways.find((one) => one.name === "oslo").draining);
     await checkAccessibility(page, "a gateway of an admin");
     await confirm("End drain");
     await page.getByText("The drain of oslo has ended.").waitFor();

@@ -1,5 +1,7 @@
 //! EGateway: connects a site with the other sites.
 
+use std::cmp::Reverse;
+
 use ipnet::IpNet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -39,6 +41,11 @@ pub struct EGateway {
     #[serde(skip_serializing_if = "is_zero")]
     #[schemars(extend("format" = "int32", "minimum" = PRIORITY_MIN, "maximum" = PRIORITY_MAX))]
     pub priority: i64,
+
+    /// True while the gateway is taken out of service: it gets no new streams, another gateway of the site becomes the
+    /// active one, and connections that are open go on until they end. Set by `causeway drain`. Default: false.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub drain: bool,
 
     /// Networks behind this host alone, such as the pods of a node, as CIDRs. Members of the ECommunities of its site reach
     /// them through this gateway, whether it is active or not. Default: none. Example: ["10.244.3.0/24"].
@@ -100,6 +107,12 @@ impl EGateway {
         self.subnets.iter().filter_map(|subnet| subnet.parse().ok())
     }
 
+    /// Returns the order of the gateways of a site: those that drain last, then by the highest priority, then by name. The
+    /// first one that is connected is the active one.
+    pub fn rank(&self) -> impl Ord {
+        (self.drain, Reverse(self.priority), self.metadata.name.as_str())
+    }
+
     /// Tells whether the gateway is a WireGuard peer without Causeway.
     pub fn is_plain_wireguard(&self) -> bool {
         !self.public_key.is_empty()
@@ -119,6 +132,10 @@ impl EGateway {
             let site = self.e_site_name.as_str();
             let allowed = "EGateway cloud is the gateway inside the cloud, so its site is cloud: set eSiteName to cloud";
             errors.push(FieldError::invalid("eSiteName", site, allowed));
+        }
+        // No other gateway could take the place of the one inside the cloud.
+        if self.metadata.name == CLOUD && self.drain {
+            errors.push(FieldError::forbidden("drain", "EGateway cloud is the gateway inside the cloud"));
         }
         check::range(errors, "priority", self.priority, PRIORITY_MIN, PRIORITY_MAX, "a priority");
         self.check_cidrs(errors);

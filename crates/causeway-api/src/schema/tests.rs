@@ -11,7 +11,7 @@ fn the_schema_has_exactly_the_fields_of_the_design() {
         (Kind::ESite, "cache mappedSubnets subnets"),
         (
             Kind::EGateway,
-            "eSiteName endpoint ip prefer priority publicKey relay subnets virtualPresenceIPcidr",
+            "drain eSiteName endpoint ip prefer priority publicKey relay subnets virtualPresenceIPcidr",
         ),
         (
             Kind::EService,

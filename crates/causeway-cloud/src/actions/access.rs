@@ -31,7 +31,11 @@ impl CloudActions {
             .site_of_service(service)
             .ok_or_else(|| ActionRefusal::not_found(format!("there is no EService {service}")))?;
         let sites = self.netmaps.sites();
-        let gateway_of = |site: &str| sites.borrow().gateways(site).next().cloned().unwrap_or_default();
+        // A policy is the same at a gateway that drains.
+        let gateway_of = |site: &str| {
+            let sites = sites.borrow();
+            sites.gateways(site).chain(sites.draining(site)).next().cloned().unwrap_or_default()
+        };
         let near = End::new(site, gateway_of(site), &self.netmaps);
         let far = End::new(&home, gateway_of(&home), &self.netmaps);
         Ok(decide(&near, &far, client, service))

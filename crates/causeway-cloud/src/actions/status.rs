@@ -152,6 +152,7 @@ fn gateway_overview(
     GatewayOverview {
         name: name.clone(),
         site: gateway.e_site_name.clone(),
+        draining: gateway.drain,
         stats,
         last_seen: gateway.status.last_seen,
         conditions: Object::from(gateway.clone()).status().conditions.clone(),

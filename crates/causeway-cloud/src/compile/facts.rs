@@ -27,6 +27,7 @@ pub fn gateway(gateway: &EGateway) -> GatewayEntry {
         presence_cidrs: gateway.presence_cidrs(),
         priority: i32::try_from(gateway.priority).unwrap_or_default(),
         relay: gateway.relay,
+        drain: gateway.drain,
         prefer: match gateway.prefer.unwrap_or_default() {
             GatewayPrefer::Auto => CarriagePreference::Auto,
             GatewayPrefer::Speed => CarriagePreference::Speed,

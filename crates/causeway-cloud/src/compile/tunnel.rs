@@ -5,7 +5,6 @@
 //! The gateway of the cloud is a peer of every member without being one: it tells a gateway the address from which its
 //! packets come. Without a common community such a peer has no networks, so that no packet of a host crosses.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use causeway_api::layer3::{SiteNetwork, map_address, routable, site_networks};
@@ -20,13 +19,11 @@ use super::{Draft, sorted};
 use crate::bootstrap::CLOUD;
 use crate::replicas::ActiveGateways;
 
-/// Returns the gateway that has the subnets of a site: the active one, or while none is stored, the one with the
-/// highest priority, then the first by name.
+/// Returns the gateway that has the subnets of a site: the active one, or while none is stored, the first by
+/// `EGateway::rank`.
 pub fn owner_of<'a>(objects: &'a ObjectSet, active: &ActiveGateways, site: &str) -> Option<&'a EGateway> {
     let stored = active.get(site).and_then(|name| objects.gateway(name));
-    let first = || {
-        objects.gateways_at(site).min_by_key(|gateway| (Reverse(gateway.priority), &gateway.metadata.name))
-    };
+    let first = || objects.gateways_at(site).min_by(|one, other| one.rank().cmp(&other.rank()));
     stored.filter(|gateway| gateway.e_site_name == site).or_else(first)
 }
 

@@ -1,4 +1,4 @@
-//! The active gateway of each site that has several: decided from priority and attachment, and stored.
+//! The active gateway of each site that has several: decided from drain, priority and attachment, and stored.
 //!
 //! `activegateways/SITE` names the gateway that streams to the site go to. Every replica decides by the same
 //! pure function when a session begins or ends, when EGateways change and when a replica is gone; the record
@@ -55,7 +55,8 @@ pub fn decode_active(value: &[u8]) -> Option<String> {
 }
 
 /// Decides which gateway of a site is active: the first that is attached, of `gateways` in the order of
-/// priority and name. While none is attached, the stored one stays, as long as it is a gateway of the site.
+/// `EGateway::rank`. While none is attached, the stored one stays, as long as it is a gateway of the site. A gateway that
+/// drains is active only if no other one is attached: packets between sites then have no other way.
 pub fn active_gateway<'a>(
     gateways: &'a [String],
     is_attached: impl Fn(&str) -> bool,
@@ -271,6 +272,12 @@ mod tests {
         assert_eq!(decided(&objects, &[("oslo", "a")], &["a", "b", "c"]), [""; 0]);
         assert_eq!(decided(&objects, &[("oslo", "a")], &["b"]), ["oslo b"]);
         assert_eq!(decided(&objects, &[("oslo", "b")], &[]), [""; 0], "none is attached");
+        let first = objects.gateway("a").unwrap().clone();
+        objects.insert(EGateway { drain: true, ..first.clone() }.into());
+        assert_eq!(decided(&objects, &[("oslo", "a")], &["a", "b"]), ["oslo b"], "a drains");
+        assert_eq!(decided(&objects, &[("oslo", "b")], &["a"]), ["oslo a"], "packets have no other way");
+        objects.insert(first.into());
+        assert_eq!(decided(&objects, &[("oslo", "b")], &["a", "b"]), ["oslo a"], "the drain has ended");
         objects.remove(causeway_api::Kind::EGateway, "a");
         assert_eq!(decided(&objects, &[("oslo", "a")], &["b"]), ["delete oslo"]);
     }

@@ -428,6 +428,26 @@ async fn the_audit_is_asked_of_every_replica_and_who_refuses_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_drains_gets_no_stream_to_its_site() {
+    let lab = Lab::new().await;
+    let one = lab.replica("one").await;
+    let mut objects = site_oslo(&[("oslo-1", 7)]);
+    let _edge = edge(&one, "oslo-1").await;
+    let header = || StreamHeader { site: "oslo".into(), ..StreamHeader::new(StreamPurpose::Probe) };
+    eventually("the edge is attached", || one.fleet.is_attached("oslo-1")).await;
+    one.sites.send_replace(Arc::new(SiteGateways::of(&objects, &ActiveGateways::default())));
+    one.fleet.open_stream_to(header()).await.unwrap();
+    let gateway = objects.gateway("oslo-1").unwrap().clone();
+    objects.insert(causeway_api::EGateway { drain: true, ..gateway }.into());
+    one.sites.send_replace(Arc::new(SiteGateways::of(&objects, &ActiveGateways::default())));
+    let refused = one.fleet.open_stream_to(header()).await.map(drop);
+    assert!(matches!(refused, Err(FleetError::SiteDraining { gateway, .. }) if gateway == "oslo-1"));
+    // A stream that names the gateway, as doctor's and those of layer 3, still gets there.
+    let named = StreamHeader { gateway: "oslo-1".into(), ..header() };
+    one.fleet.open_stream_to(named).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_active_gateway_is_stored_and_streams_to_its_site_go_there() {
     let lab = Lab::new().await;
     let one = lab.replica("one").await;

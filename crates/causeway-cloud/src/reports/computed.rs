@@ -195,10 +195,7 @@ fn responsible<'a>(
     table: &ReportTable,
 ) -> Option<&'a str> {
     let mut gateways: Vec<&EGateway> = objects.gateways_at(site).collect();
-    gateways.sort_by(|one, other| {
-        let by_priority = other.priority.cmp(&one.priority);
-        by_priority.then_with(|| one.metadata.name.cmp(&other.metadata.name))
-    });
+    gateways.sort_by(|one, other| one.rank().cmp(&other.rank()));
     let has_reported = |gateway: &&&EGateway| {
         table.of_gateway(&gateway.metadata.name, ReportSubject::Backends).next().is_some()
     };

@@ -213,7 +213,7 @@ impl ChangedObjects {
                 };
                 let (before, now) = (of(old), of(new));
                 if before != now {
-                    self.sites.extend([before, now].into_iter().flatten().map(|(site, _, _)| site));
+                    self.sites.extend([before, now].into_iter().flatten().map(|(site, ..)| site));
                 }
                 self.gateways.insert(gateway.metadata.name.clone());
                 true
@@ -238,8 +238,8 @@ impl ChangedObjects {
 }
 
 /// Returns the fields that decide which gateway of a site is responsible.
-fn role(gateway: &EGateway) -> (String, i64, bool) {
-    (gateway.e_site_name.clone(), gateway.priority, is_connected(gateway))
+fn role(gateway: &EGateway) -> (String, bool, i64, bool) {
+    (gateway.e_site_name.clone(), gateway.drain, gateway.priority, is_connected(gateway))
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ fn permit(limits: &[Option<PolicyLimits>]) -> Permit {
         priority: 0,
         relay: false,
         prefer: Default::default(),
+        drain: false,
         tunnel_networks: Vec::new(),
         mappings: Vec::new(),
     }));

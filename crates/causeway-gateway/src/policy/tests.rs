@@ -33,6 +33,7 @@ fn berlin() -> NetmapView {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            drain: false,
             tunnel_networks: Vec::new(),
             mappings: Vec::new(),
         }),

@@ -103,6 +103,7 @@ mod tests {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            drain: false,
             tunnel_networks: vec![net("10.0.0.0/24"), net("10.1.0.0/24")],
             mappings: vec![PrefixMapping { subnet: net("10.0.0.0/24"), seen_as: net("100.64.7.0/24") }],
         });

@@ -48,6 +48,8 @@ pub struct Plan {
     pub allowed: (bool, bool),
     /// Streams of one client at oslo.
     pub client_streams_max: usize,
+    /// The gateway of berlin drains.
+    pub drain: bool,
 }
 
 impl Plan {
@@ -61,6 +63,7 @@ impl Plan {
             limits: None,
             allowed: (true, true),
             client_streams_max: GatewayOptions::default().client_streams_max,
+            drain: false,
         }
     }
 
@@ -75,7 +78,7 @@ impl Plan {
             service_site: "berlin".into(),
             policies: vec!["p".into()],
         };
-        let facts = [gateway("oslo"), NetmapEntry::Presence(presence)];
+        let facts = [gateway("oslo", false), NetmapEntry::Presence(presence)];
         view(facts.into_iter().chain(self.allowed.0.then(|| self.policy())))
     }
 
@@ -92,7 +95,7 @@ impl Plan {
             proxy_protocol: false,
             exposures: vec![exposure],
         };
-        let facts = [gateway("berlin"), NetmapEntry::Service(service)];
+        let facts = [gateway("berlin", self.drain), NetmapEntry::Service(service)];
         view(facts.into_iter().chain(self.allowed.1.then(|| self.policy())))
     }
 
@@ -109,7 +112,7 @@ impl Plan {
     }
 }
 
-fn gateway(site: &str) -> NetmapEntry {
+fn gateway(site: &str, drain: bool) -> NetmapEntry {
     NetmapEntry::Gateway(GatewayFact {
         name: format!("{site}-1").into(),
         site: site.into(),
@@ -118,6 +121,7 @@ fn gateway(site: &str) -> NetmapEntry {
         priority: 0,
         relay: false,
         prefer: Default::default(),
+        drain,
         tunnel_networks: Vec::new(),
         mappings: Vec::new(),
     })

@@ -234,3 +234,26 @@ async fn a_client_with_all_its_streams_is_told_so_and_keeps_no_other_out() {
     assert!(text.contains("causeway_gateway_refused_total{reason=\"full\"} 1"), "{text}");
     assert_eq!(open("127.0.0.2").await.0, 101, "another client");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_begins_to_drain_ends_its_streams_after_the_requests_on_them() {
+    let backend = backend::start().await;
+    let mut lab = Lab::new(Plan::new(backend.address)).await;
+    let plan = lab.plan.clone();
+    let streams = |lab: &Lab| lab.link().stats().streams_open;
+    let mut client = Client::one(lab.address).await;
+    assert_eq!(client.ask(Request::get("/a"), nothing()).await.status, 200);
+    assert_eq!(streams(&lab), 1, "the stream waits for the next request");
+    lab.replan(Plan { drain: true, ..plan.clone() }, false, true);
+    eventually("the idle stream has ended", || streams(&lab) == 0).await;
+    // The cloud has not heard of the drain yet: the gateway goes on serving.
+    assert_eq!(client.ask(Request::get("/a"), nothing()).await.status, 200);
+
+    lab.replan(plan.clone(), false, true);
+    let busy = client.send(Request::get("/big"), nothing()).await;
+    lab.replan(Plan { drain: true, ..plan }, false, true);
+    let mut other = Client::one(lab.address).await;
+    assert_eq!(other.ask(Request::get("/a"), nothing()).await.status, 200);
+    let body = within(busy.into_body().collect()).await.unwrap().to_bytes();
+    assert_eq!(body.len(), backend::BIG_BYTES as usize, "a response on its way is not cut");
+}

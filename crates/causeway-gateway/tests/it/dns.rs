@@ -35,6 +35,7 @@ fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<NetmapView> {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            drain: false,
             tunnel_networks: Vec::new(),
             mappings: Vec::new(),
         }),

@@ -42,6 +42,7 @@ fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) ->
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            drain: false,
             tunnel_networks: Vec::new(),
             mappings: Vec::new(),
         }),

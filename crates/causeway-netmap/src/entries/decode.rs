@@ -57,6 +57,7 @@ fn gateway(message: GatewayMessage) -> Found<GatewayEntry> {
         presence_cidrs: networks(&message.presence_cidrs)?,
         priority: message.priority,
         relay: message.relay,
+        drain: message.drain,
         prefer: match message.prefer {
             1 => CarriagePreference::Speed,
             2 => CarriagePreference::Survival,

@@ -88,6 +88,7 @@ fn gateway_message(gateway: &GatewayEntry) -> GatewayMessage {
         },
         tunnel_networks: texts(&gateway.tunnel_networks),
         mappings: gateway.mappings.iter().map(mapping_message).collect(),
+        drain: gateway.drain,
     }
 }
 

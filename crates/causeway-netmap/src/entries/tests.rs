@@ -16,6 +16,7 @@ fn facts() -> Vec<NetmapEntry> {
             priority: -3,
             relay: true,
             prefer: CarriagePreference::Survival,
+            drain: true,
             tunnel_networks: vec!["10.0.0.0/24".parse().unwrap()],
             mappings: vec![mapping()],
         }),

@@ -49,6 +49,7 @@ fn entries() -> Vec<NetmapEntry> {
             priority: -3,
             relay: true,
             prefer: Default::default(),
+            drain: false,
             tunnel_networks: Vec::new(),
             mappings: Vec::new(),
         }),

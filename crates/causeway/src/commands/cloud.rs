@@ -72,6 +72,9 @@ pub struct Args {
     /// Kubeconfig of the cluster whose API edges serve from a copy
     #[arg(long, value_name = "KUBECONFIG", value_hint = clap::ValueHint::FilePath)]
     kubernetes: Option<PathBuf>,
+    /// Keys of labels of ESites that metrics show, separated by commas
+    #[arg(long, value_name = "KEYS", value_delimiter = ',')]
+    metrics_site_labels: Vec<config::SiteLabelKey>,
     /// Create a new CA even if a cloud with another CA has run in this data dir
     #[arg(long)]
     new_fleet: bool,
@@ -114,6 +117,8 @@ impl Args {
                 seal_key: self.seal_key.clone(),
                 kubernetes: self.kubernetes.clone(),
                 api_names: (!self.api_names.is_empty()).then(|| self.api_names.clone()),
+                metrics_site_labels: (!self.metrics_site_labels.is_empty())
+                    .then(|| self.metrics_site_labels.clone()),
                 ..CloudLayer::default()
             },
             gateway: self.gateway.layer(),
@@ -169,6 +174,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         drain: cloud.drain.value.0 * 3 / 4,
         kubernetes: cloud.kubernetes.value.clone(),
         aggregated_api: aggregated_api(cloud),
+        metrics_site_labels: cloud.metrics_site_labels.value.iter().map(|key| key.0.clone()).collect(),
         gateway: causeway_gateway::GatewayOptions {
             connect_allow: cloud.connect_allow.value.clone(),
             ..gateway::options(config)

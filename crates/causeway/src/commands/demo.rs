@@ -310,6 +310,7 @@ fn cloud_config(fleet: &DemoFleet, api: SocketAddr) -> CloudConfig {
         drain: DRAIN / 2,
         kubernetes: None,
         aggregated_api: None,
+        metrics_site_labels: Vec::new(),
         gateway: causeway_gateway::GatewayOptions {
             dns: DnsOptions {
                 listen: (stage == DemoNetwork::Loopback).then(|| vec![stage.dns(DemoSite::Cloud)]),

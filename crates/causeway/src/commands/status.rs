@@ -65,7 +65,12 @@ pub fn render(status: &FleetStatus, colours: bool) -> String {
         gateways.row([
             or_none(&gateway.name),
             or_none(&gateway.site),
-            if stats.connected { "yes" } else { "no" }.to_owned(),
+            match (stats.connected, gateway.draining) {
+                (true, true) => "draining",
+                (true, false) => "yes",
+                (false, _) => "no",
+            }
+            .to_owned(),
             since(gateway),
             transports(stats),
             stats.rtt_ms.map_or_else(|| "-".to_owned(), |rtt| format!("{rtt:.1}ms")),
@@ -214,6 +219,9 @@ mod tests {
             shown.lines().any(|row| row.contains("2026-11-15T00:00:00Z") && row.ends_with("False")),
             "{shown}"
         );
+        let draining =
+            json!({"gateways": [{"name": "oslo", "site": "Oslo", "connected": true, "draining": true}]});
+        assert!(render(draining).contains("oslo      Oslo   draining  "));
         let expose = json!({"presences": [{"site": "a", "addresses": ["10.0.0.1", "fd00::1"]}, {"site": "b", "addresses": []}]});
         assert_eq!(presences(&serde_json::from_value(expose).unwrap()), "a=10.0.0.1+fd00::1,b=?");
         assert!(text.ends_with("  ! web: Policy2 does not exist (PolicyMissing)\n"), "{text}");

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::{
     AdvertisedEndpoint, CollectorUrl, CommonName, DnsListen, NameServer, PresenceModeSetting, PresencePort,
-    ProxySetting, ServerName, StoreSetting, TransportSetting,
+    ProxySetting, ServerName, SiteLabelKey, StoreSetting, TransportSetting,
 };
 use crate::duration::HumanDuration;
 
@@ -142,6 +142,11 @@ pub struct CloudLayer {
     ///
     /// Every certificate of `requestheader-ca` is accepted, as kube-apiserver does without names.
     pub requestheader_names: Option<Vec<CommonName>>,
+    /// Labels of ESites that `/metrics` shows, as in `causeway_site_info{site="oslo",label_region="north"} 1`
+    /// (`docs/operations.md`). At most 16.
+    ///
+    /// Every label is a dimension of a metric, and users of the API choose its values.
+    pub metrics_site_labels: Option<Vec<SiteLabelKey>>,
     /// Time between the signal to stop and the end of the cloud's process, for requests and streams in
     /// flight.
     pub drain: Option<HumanDuration>,
@@ -366,6 +371,7 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             aggregated: variable(lookup, "CAUSEWAY_AGGREGATED")?,
             requestheader_ca: variable(lookup, "CAUSEWAY_REQUESTHEADER_CA")?,
             requestheader_names: list(lookup, "CAUSEWAY_REQUESTHEADER_NAMES")?,
+            metrics_site_labels: list(lookup, "CAUSEWAY_METRICS_SITE_LABELS")?,
             drain,
         },
         edge: EdgeLayer {

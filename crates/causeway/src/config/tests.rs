@@ -52,6 +52,7 @@ fn every_setting_can_be_given_in_every_layer() {
         aggregated = "127.0.0.1:8"
         requestheader-ca = "/ca"
         requestheader-names = ["front-proxy-client", "system:auth-proxy"]
+        metrics-site-labels = ["region", "example.org/tier"]
         connect-allow = ["hooks.example.org:443", "10.96.0.0/12:443"]
         advertise = ["cloud.example.org:7444", "[2001:db8::1]:7444"]
         peer-address = "10.0.0.1:7444"
@@ -134,6 +135,7 @@ fn every_setting_can_be_given_in_every_layer() {
         ("AGGREGATED", "127.0.0.1:8"),
         ("REQUESTHEADER_CA", "/ca"),
         ("REQUESTHEADER_NAMES", "front-proxy-client,system:auth-proxy"),
+        ("METRICS_SITE_LABELS", "region,example.org/tier"),
         ("CONNECT_ALLOW", "*.svc:443,10.96.0.0/12:443"),
         ("ADVERTISE", "a:1,b:2"),
         ("PEER_ADDRESS", "c:3"),

@@ -72,6 +72,27 @@ impl fmt::Display for CommonName {
     }
 }
 
+/// The key of a label of ESites.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SiteLabelKey(pub String);
+
+impl FromStr for SiteLabelKey {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SiteLabelKey, String> {
+        let checked = causeway_api::name::check_label_key(text);
+        checked.map_err(|allowed| format!("`{text}` is no key of a label: {allowed}"))?;
+        Ok(SiteLabelKey(text.to_owned()))
+    }
+}
+
+impl fmt::Display for SiteLabelKey {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
 /// A name or an address for the server certificate of the API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -360,6 +381,7 @@ text_form!(
     PresencePort,
     ProxySetting,
     ServerName,
+    SiteLabelKey,
     StoreSetting,
     TransportSetting
 );

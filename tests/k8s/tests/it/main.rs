@@ -19,6 +19,7 @@ mod edge_api_random;
 mod edge_api_scale;
 mod edge_kubelet;
 mod edit;
+mod gitops;
 mod history;
 mod javascript;
 mod kopf;

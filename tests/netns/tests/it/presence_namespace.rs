@@ -92,6 +92,7 @@ fn view(cidrs: &[&str], presences: &[&str]) -> NetmapView {
         priority: 0,
         relay: false,
         prefer: Default::default(),
+        drain: false,
         tunnel_networks: Vec::new(),
         mappings: Vec::new(),
     });

@@ -96,6 +96,7 @@ pub fn view(own: &Site, peer: &Site) -> NetmapView {
         priority: 0,
         relay: false,
         prefer: Default::default(),
+        drain: false,
         tunnel_networks: own.networks.iter().map(|network| network.parse().unwrap()).collect(),
         mappings: mappings.collect(),
     });

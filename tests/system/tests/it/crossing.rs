@@ -431,3 +431,61 @@ fn megabytes_arrive_whole_and_a_reader_that_sleeps_holds_the_writer_up() {
         assert!(received.chunks(pattern.len()).all(|chunk| chunk == &pattern[..chunk.len()]), "{transport}");
     }
 }
+
+#[test]
+fn a_gateway_that_drains_keeps_its_connections_and_gets_no_new_ones() {
+    let fleet = Fleet::start("auto");
+    let lab = &fleet.lab;
+    let token = lab.run(&["token", "create", "--site", "rome", "--gateway", "rome-2"]);
+    let second = lab.edge("rome-2", &["--join", token.trim(), "--presence", "off"]);
+    lab.connected("rome-2", &second);
+    let drain = |arguments: &[&str]| lab.cloud.run(&[&["drain"], arguments].concat()).unwrap();
+    let through = |gateway: &str| {
+        let journal = std::fs::read_to_string(lab.path("cloud").join("audit/fleet.jsonl")).ok()?;
+        let lines = journal.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let is_ours = |line: &Value| line["gateway"] == gateway && line["service"] == "echo-rome";
+        Some(lines.filter(is_ours).count())
+    };
+    let (mut kept, mut kept_backend) = fleet.connect("cloud", "rome");
+    assert_eq!(through("rome-2"), Some(0), "rome has the first name of its site");
+    assert_eq!(drain(&["rome"]).success().unwrap(), "egateway/rome draining\n");
+    let row = lab
+        .run(&["status"])
+        .lines()
+        .find(|row| row.starts_with("rome ") && row.contains("draining"))
+        .is_some();
+    assert!(row, "{}", lab.run(&["status"]));
+    wait_for("new connections take the other gateway", || {
+        drop(fleet.connect("cloud", "rome"));
+        through("rome-2").filter(|records| *records > 0)
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", fleet.logs()));
+    // What is open stays open, and is counted.
+    move_a_megabyte(&mut kept, &mut kept_backend);
+    let waited = drain(&["rome", "--wait", "1s"]);
+    assert_eq!(waited.code, 1, "{}", waited.stdout);
+    assert!(waited.stderr.contains("connections are still open"), "{}", waited.stderr);
+    drop((kept, kept_backend));
+    let waited = drain(&["rome", "--wait", "10m"]).success().unwrap();
+    assert!(waited.ends_with("egateway/rome has no connections left\n"), "{waited}");
+
+    // The last one is drained on demand alone; then the site gets no connections.
+    let refused = drain(&["rome-2"]);
+    assert_eq!(refused.code, 1, "{}", refused.stdout);
+    assert!(refused.stderr.contains("has no other gateway that is connected"), "{}", refused.stderr);
+    drain(&["rome-2", "--force"]).success().unwrap();
+    wait_for("rome gets no new connections", || {
+        let client = connect(FRIEND, fleet.at("cloud", "rome")).ok()?;
+        // One from before the cloud knew of the drain is served, and says nothing.
+        client.set_read_timeout(Some(Duration::from_millis(500))).ok()?;
+        (ending(&client) == Some(ErrorKind::ConnectionReset)).then_some(())
+    })
+    .unwrap_or_else(|error| panic!("{error}\n{}", fleet.logs()));
+    assert_eq!(drain(&["rome", "--undo"]).success().unwrap(), "egateway/rome in service\n");
+    drop(fleet.connect("cloud", "rome"));
+    assert_eq!(lab.cloud.object("egateway", "rome").unwrap()["drain"], Value::Null);
+
+    let deeds = lab.run(&["audit", "--admin", "--json"]);
+    let is_drain = |line: &&str| line.contains("\"patch\"") && line.contains("rome-2");
+    assert!(deeds.lines().any(|line| is_drain(&line)), "{deeds}");
+}

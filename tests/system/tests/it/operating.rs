@@ -98,6 +98,27 @@ fn metrics_pass_the_linter_of_prometheus_and_know_every_gateway() {
     }
 }
 
+#[test]
+fn metrics_show_the_labels_of_sites_that_are_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let cloud = Cloud::start_with(
+        &folder.path().join("cloud"),
+        &["--metrics-site-labels", "region,example.org/tier"],
+    );
+    let lab = Lab { cloud: cloud.unwrap(), folder };
+    lab.apply(
+        "{apiVersion: causeway.io/v1, kind: ESite, metadata: {name: oslo, labels: {region: north, example.org/tier: '1', secret: x}}}",
+    );
+    let wanted = r#"causeway_site_info{site="oslo",label_region="north",label_example_org_tier="1"} 1"#;
+    let text = wait_for("the site is in the metrics", || {
+        let (_, text) = get(lab.cloud.admin, "/metrics").ok()?;
+        text.lines().any(|line| line == wanted).then_some(text)
+    });
+    let text = text.unwrap();
+    assert!(text.contains("causeway_site_info{site=\"cloud\"} 1"), "{text}");
+    assert!(!text.contains("secret"), "{text}");
+}
+
 fn hang_up(process: &Process) {
     let pid = process.pid().to_string();
     assert!(Command::new("kill").args(["-HUP", &pid]).status().unwrap().success());

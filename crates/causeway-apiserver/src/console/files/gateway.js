@@ -8,10 +8,6 @@ import { ago, bytes, count, milliseconds, until } from "./format.js";
 import { ofGateway } from "./state.js";
 import { plot } from "./plot.js";
 
-/** The lowest priority: another connected gateway of the site becomes the active one. */
-const DRAINED = -1000;
-const BEFORE_DRAIN = "console.causeway.io/priority-before-drain";
-
 export function link(kind, name) {
   return h("a", { href: `#/${kind}/${encodeURIComponent(name)}` }, name);
 }
@@ -38,7 +34,7 @@ export function gateway(root, name, who) {
   const rest = h("div");
   root.replaceChildren(head, actions, outcome, channel, drawing.element, rest);
   const object = () => follow("egateways").get(name);
-  const isDrained = () => object()?.priority === DRAINED;
+  const isDrained = () => object()?.drain === true;
 
   function renderFigures() {
     const now = object();
@@ -69,7 +65,8 @@ export function gateway(root, name, who) {
       ["Clock", Math.abs(shown?.clockAheadSeconds ?? 0) > 2 ? `${shown.clockAheadSeconds} s ahead of the cloud` : ""],
       ["Two processes", shown?.takeovers ? `${shown.takeovers} takeovers, from ${shown.rivalAddresses.join(", ")}` : ""],
       ["Presence range", now.virtualPresenceIPcidr],
-      ["Priority", now.priority ? (isDrained() ? `${now.priority} (drained)` : now.priority) : ""],
+      ["Priority", now.priority || ""],
+      ["Drain", isDrained() ? "gets no new connections" : ""],
     ]));
     drawing.update(history(name));
   }
@@ -117,22 +114,19 @@ export function gateway(root, name, who) {
     type: "button",
     async onclick() {
       const drained = isDrained();
-      const others = follow("egateways").all().filter((one) => one.eSiteName === object().eSiteName && one.metadata.name !== name);
+      const others = follow("egateways").all().filter((one) => one.eSiteName === object().eSiteName && one.metadata.name !== name && !one.drain);
       const yes = await confirm(drained
-        ? { title: `End the drain of ${name}?`, lines: ["It gets its former priority back."], action: "End drain" }
+        ? { title: `End the drain of ${name}?`, lines: ["It gets new connections again."], action: "End drain" }
         : {
           title: `Drain gateway ${name}?`,
-          lines: [`Its priority becomes ${DRAINED}: new connections use another gateway of the site while one is connected. Open connections stay.`,
-            others.length ? `Other gateways there: ${others.map((one) => one.metadata.name).join(", ")}.` : "The site has no other gateway, so traffic stays here."],
+          lines: ["It gets no new connections from other sites. Open connections go on until they end.",
+            others.length ? `Other gateways there: ${others.map((one) => one.metadata.name).join(", ")}.`
+              : "The site has no other gateway in service: its services cannot be reached until the drain ends."],
           action: "Drain",
         });
       if (yes) await act("Drain", async () => {
-        const before = object().metadata.annotations?.[BEFORE_DRAIN];
-        const body = drained
-          ? { priority: Number(before ?? 0), metadata: { annotations: { [BEFORE_DRAIN]: null } } }
-          : { priority: DRAINED, metadata: { annotations: { [BEFORE_DRAIN]: String(object().priority ?? 0) } } };
-        await patch(`/apis/causeway.io/v1/egateways/${encodeURIComponent(name)}`, body);
-        return drained ? `The drain of ${name} has ended.` : `Gateway ${name} is drained.`;
+        await patch(`/apis/causeway.io/v1/egateways/${encodeURIComponent(name)}`, { drain: drained ? null : true });
+        return drained ? `The drain of ${name} has ended.` : `Gateway ${name} is draining.`;
       });
     },
   }, "Drain");

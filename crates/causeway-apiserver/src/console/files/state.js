@@ -41,6 +41,7 @@ export function ofGateway(gateway, figures) {
   if (problem && problem.type !== "Connected" && problem.reason !== "Away") {
     return { state: WARNING, word: "problem", why: problem.message };
   }
+  if (gateway.drain) return { state: WARNING, word: "draining", why: "it gets no new connections" };
   return { state: OK, word: "connected", why: "" };
 }
 

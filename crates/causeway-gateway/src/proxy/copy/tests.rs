@@ -46,6 +46,7 @@ fn meter(bytes_per_second: u64) -> ByteMeter {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            drain: false,
             tunnel_networks: Vec::new(),
             mappings: Vec::new(),
         }),

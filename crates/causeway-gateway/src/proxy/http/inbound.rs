@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_channel::link::Stream;
+use causeway_netmap::NetmapView;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -41,7 +42,7 @@ pub async fn serve(
                 let mut serving = pin!(builder().serve_connection(io, service));
                 tokio::select! {
                     served = serving.as_mut() => served,
-                    () = proxy.context.stopping.cancelled() => {
+                    () = end_of_new_requests(&proxy) => {
                         serving.as_mut().graceful_shutdown();
                         serving.await
                     }
@@ -58,6 +59,23 @@ pub async fn serve(
         }
     };
     connection.hold(&proxy, KEEP_ALIVE, serving).await;
+}
+
+/// Resolves when a stream should carry no further requests: the process stops, or the gateway begins to drain. A stream
+/// that arrives during a drain was opened before the cloud knew of it, and is served as any other.
+async fn end_of_new_requests(proxy: &Proxy) {
+    let drains = |view: &Arc<NetmapView>| view.gateway.as_ref().is_some_and(|gateway| gateway.drain);
+    let mut netmaps = proxy.context.netmaps();
+    let drain_begins = async {
+        // An error means that no netmap follows any more.
+        if netmaps.wait_for(|view| !drains(view)).await.is_err() || netmaps.wait_for(drains).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = proxy.context.stopping.cancelled() => {}
+        () = drain_begins => {}
+    }
 }
 
 fn builder() -> http2::Builder<TokioExecutor> {

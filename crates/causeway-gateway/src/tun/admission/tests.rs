@@ -28,6 +28,7 @@ fn view(policies: Option<Vec<&str>>) -> NetmapView {
         priority: 0,
         relay: false,
         prefer: Default::default(),
+        drain: false,
         tunnel_networks: vec!["10.1.0.0/16".parse().unwrap()],
         mappings: Vec::new(),
     });

@@ -215,7 +215,7 @@ fn active<'a>(picture: &'a Picture, site: &str) -> Option<&'a EGateway> {
         let shown = picture.gateway(&gateway.metadata.name);
         shown.is_none_or(|shown| shown["connected"] != true) && !gateway::is_cloud(shown)
     };
-    picture.objects.gateways_at(site).min_by_key(|gateway| (is_away(gateway), -gateway.priority))
+    picture.objects.gateways_at(site).min_by_key(|gateway| (is_away(gateway), gateway.rank()))
 }
 
 fn site_gateway(picture: &Picture, site: &str) -> Vec<Finding> {

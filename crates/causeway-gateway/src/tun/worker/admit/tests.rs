@@ -48,6 +48,7 @@ impl Lab {
             priority: 0,
             relay: false,
             prefer: Default::default(),
+            drain: false,
             tunnel_networks: vec!["10.1.0.0/16".parse().unwrap()],
             mappings: Vec::new(),
         });
