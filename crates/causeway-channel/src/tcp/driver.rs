@@ -40,7 +40,7 @@ const ROUNDS: usize = 4;
 const READS: usize = 4;
 
 /// Longest turn of the task, measured after each read. All links of an I/O thread take turns; a peer that floods its link
-/// with small frames, which cost far more than their bytes, would otherwise delay the others by its whole read.
+/// with small frames, which cost far more than their bytes, would otherwise delay every neighbour by its whole read.
 const TURN_TIME: Duration = Duration::from_micros(500);
 
 /// With more streams than this waiting for `accept`, the application runs first: each accepted stream is a

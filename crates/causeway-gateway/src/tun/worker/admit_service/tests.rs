@@ -61,6 +61,7 @@ fn view(site: &str, settings: &Settings) -> NetmapView {
         ip: None,
         presence_cidrs: vec![settings.range.parse().unwrap()],
         priority: 0,
+        drain: false,
         relay: false,
         prefer: Default::default(),
         tunnel_networks: Vec::new(),
