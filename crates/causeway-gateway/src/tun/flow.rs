@@ -5,6 +5,7 @@
 //! and the remote end, not source and destination. Bounded; records are made by `worker`.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -47,6 +48,8 @@ pub struct Flow {
     pub inbound: Traffic,
     closing: Closing,
     share: Option<ShareId>,
+    /// The peer whose packet began the flow. None: a host of this site began it.
+    begun_by: Option<usize>,
     /// None: the flow is of no translated service.
     pub service: Option<Box<ServiceFlow>>,
 }
@@ -145,6 +148,8 @@ pub struct FlowTable {
     fragments: HashMap<FragmentKey, (FlowKey, Instant)>,
     shares: FlowShares,
     flows_max: usize,
+    /// The number of flows that each peer began.
+    begun_by_peers: HashMap<usize, usize>,
 }
 
 /// Returns how a packet is looked up, before its translation.
@@ -221,6 +226,7 @@ impl FlowTable {
             fragments: HashMap::new(),
             shares: FlowShares::default(),
             flows_max,
+            begun_by_peers: HashMap::new(),
         }
     }
 
@@ -240,7 +246,8 @@ impl FlowTable {
         self.flows.get_mut(key)
     }
 
-    /// Enters a flow that was judged.
+    /// Enters a flow that was judged. One peer may begin no more than half of all flows: a gateway that was taken over
+    /// cannot keep the hosts of other sites, or of this one, from beginning theirs.
     pub fn begin(
         &mut self,
         key: FlowKey,
@@ -251,6 +258,11 @@ impl FlowTable {
         began: SystemTime,
     ) -> Result<&mut Flow, FlowRefusal> {
         if self.flows.len() >= self.flows_max {
+            return Err(FlowRefusal::Full);
+        }
+        let begun_by = (start.direction == Direction::Inbound).then_some(peer);
+        let held = begun_by.and_then(|peer| self.begun_by_peers.get(&peer));
+        if held.is_some_and(|held| *held >= self.flows_max / 2) && !self.flows.contains_key(&key) {
             return Err(FlowRefusal::Full);
         }
         let (outbound, inbound) = (Traffic::default(), Traffic::default());
@@ -273,9 +285,32 @@ impl FlowTable {
             inbound,
             closing,
             share,
+            begun_by,
             service,
         };
-        Ok(self.flows.entry(key).or_insert(flow))
+        match self.flows.entry(key) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(free) => {
+                if let Some(peer) = begun_by {
+                    *self.begun_by_peers.entry(peer).or_default() += 1;
+                }
+                Ok(free.insert(flow))
+            }
+        }
+    }
+
+    fn remove(&mut self, key: &FlowKey) -> Option<Flow> {
+        let flow = self.flows.remove(key)?;
+        self.shares.leave(flow.share);
+        if let Some(peer) = flow.begun_by
+            && let Entry::Occupied(mut held) = self.begun_by_peers.entry(peer)
+        {
+            *held.get_mut() -= 1;
+            if *held.get() == 0 {
+                held.remove();
+            }
+        }
+        Some(flow)
     }
 
     /// Takes the bytes of a packet from the share of its flow. False: it is over the limit.
@@ -309,8 +344,7 @@ impl FlowTable {
         self.fragments.retain(|_, (_, seen)| now.duration_since(*seen) < FRAGMENT_LIFETIME);
         let due = self.flows.iter().filter_map(|(key, flow)| Some((*key, flow.end_at(now)?)));
         for (key, end) in due.collect::<Vec<_>>() {
-            if let Some(flow) = self.flows.remove(&key) {
-                self.shares.leave(flow.share);
+            if let Some(flow) = self.remove(&key) {
                 ended(flow, end);
             }
         }
@@ -330,8 +364,7 @@ impl FlowTable {
             }
         }
         for key in revoked {
-            if let Some(flow) = self.flows.remove(&key) {
-                self.shares.leave(flow.share);
+            if let Some(flow) = self.remove(&key) {
                 ended(flow, FlowEnd::Revoked);
             }
         }
@@ -339,6 +372,7 @@ impl FlowTable {
 
     /// Ends all flows.
     pub fn stop(&mut self, mut ended: impl FnMut(Flow, FlowEnd)) {
+        self.begun_by_peers.clear();
         self.flows.drain().for_each(|(_, flow)| ended(flow, FlowEnd::Stopped));
     }
 }
@@ -383,7 +417,10 @@ impl Flow {
             // The last acknowledgement, and repeated segments.
             packet::TCP if reset => (Duration::from_secs(2), FlowEnd::Reset),
             packet::TCP if fin_outbound && fin_inbound => (Duration::from_secs(10), FlowEnd::Done),
-            // RFC 5382, REQ-5.
+            // RFC 5382, REQ-5: four minutes until the other end has answered, two hours and four minutes after that.
+            packet::TCP if self.outbound.packets == 0 || self.inbound.packets == 0 => {
+                (Duration::from_secs(240), FlowEnd::Idle)
+            }
             packet::TCP => (Duration::from_secs(7440), FlowEnd::Idle),
             // RFC 4787, REQ-5: at least two minutes.
             packet::UDP => (Duration::from_secs(180), FlowEnd::Idle),

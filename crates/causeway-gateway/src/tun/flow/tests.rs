@@ -135,3 +135,55 @@ fn flows_end_when_idle_when_closed_and_when_revoked() {
     table.judge(|_| Err(FlowRefusal::NotAllowed), |flow, end| ended.push((flow.key.remote_port, end)));
     assert_eq!((ended, table.len()), (vec![(3, FlowEnd::Revoked)], 0));
 }
+
+fn tcp_key(port: u16) -> FlowKey {
+    let (local, remote) = (ip("10.1.0.5"), ip("10.2.0.6"));
+    FlowKey { protocol: packet::TCP, local, remote, local_port: 443, remote_port: port }
+}
+
+fn begin_at(table: &mut FlowTable, port: u16, peer: usize, direction: Direction) -> Result<(), FlowRefusal> {
+    let key = tcp_key(port);
+    let start = FlowStart { direction, ..start(&key) };
+    table.begin(key, peer, start, right(), Instant::now(), SystemTime::UNIX_EPOCH).map(drop)
+}
+
+#[test]
+fn one_peer_begins_no_more_than_half_of_all_flows() {
+    let (mut table, now) = (FlowTable::new(8), Instant::now());
+    for port in 0..4 {
+        begin_at(&mut table, port, 1, Direction::Inbound).unwrap();
+    }
+    assert_eq!(begin_at(&mut table, 4, 1, Direction::Inbound), Err(FlowRefusal::Full));
+    assert_eq!(begin_at(&mut table, 3, 1, Direction::Inbound), Ok(()), "a known flow is not counted again");
+    assert_eq!(begin_at(&mut table, 5, 2, Direction::Inbound), Ok(()), "another peer");
+    assert_eq!(begin_at(&mut table, 6, 1, Direction::Outbound), Ok(()), "a host of this site, to that peer");
+    // Flows that ended make room.
+    table.judge(
+        |flow| if flow.key.remote_port < 2 { Err(FlowRefusal::NotAllowed) } else { Ok(right()) },
+        |_, _| {},
+    );
+    for port in [7, 8] {
+        begin_at(&mut table, port, 1, Direction::Inbound).unwrap();
+    }
+    assert_eq!(begin_at(&mut table, 9, 1, Direction::Inbound), Err(FlowRefusal::Full));
+    table.expire(now + Duration::from_secs(8000), |_, _| {});
+    assert!(table.is_empty() && table.begun_by_peers.is_empty());
+}
+
+#[test]
+fn a_connection_that_was_not_answered_is_forgotten_after_four_minutes() {
+    let (mut table, now) = (FlowTable::new(8), Instant::now());
+    for port in [1, 2] {
+        begin_at(&mut table, port, 1, Direction::Inbound).unwrap();
+        let flow = table.get_mut(&tcp_key(port)).unwrap();
+        flow.count(Direction::Inbound, 40, 1, &Transport::Opaque, now);
+    }
+    let answered = table.get_mut(&tcp_key(2)).unwrap();
+    answered.count(Direction::Outbound, 40, 1, &Transport::Opaque, now);
+    let mut ended = Vec::new();
+    table.expire(now + Duration::from_secs(239), |flow, _| ended.push(flow.key.remote_port));
+    assert_eq!(ended, [0; 0]);
+    table.expire(now + Duration::from_secs(241), |flow, _| ended.push(flow.key.remote_port));
+    assert_eq!(ended, [1]);
+    assert_eq!(table.len(), 1);
+}
