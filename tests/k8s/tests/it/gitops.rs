@@ -56,7 +56,7 @@ fn flux_finds_no_drift_of_ours_and_takes_back_that_of_others() {
             Shows(&["eservice.causeway.io/web serverside-applied"]),
         );
         reconciled(lab);
-        // What the cloud writes is no drift: a dry run gives the object that is there.
+        // Status that the cloud writes is no drift: a dry run returns the stored object.
         let shown = "-ojsonpath={range .items[*]}{.metadata.name}{.metadata.generation}{end}";
         let live = kubectl.ok(&format!("get -f {file} '{shown}'"));
         let dry = kubectl.ok(&apply(&format!("--dry-run=server '{shown}'")));
@@ -69,7 +69,7 @@ fn flux_finds_no_drift_of_ours_and_takes_back_that_of_others() {
         }
 
         let port = "get eservice web '-ojsonpath={.port}'";
-        kubectl.ok("patch eservice web --type=merge --field-manager=somebody '-p={\"port\":8080}'");
+        kubectl.ok("patch eservice web --type=merge --field-manager=operator '-p={\"port\":8080}'");
         if let Some(diff) = &diff {
             let ran = kubectl.run(&format!("{diff} --force-conflicts"));
             assert_eq!(ran.code, 1, "drift is a difference: {ran:?}");
@@ -78,7 +78,7 @@ fn flux_finds_no_drift_of_ours_and_takes_back_that_of_others() {
         kubectl.row(
             "without force the other manager is named",
             &apply(""),
-            Refused(&["conflict", "\"somebody\"", ".port"]),
+            Refused(&["conflict", "\"operator\"", ".port"]),
         );
         kubectl.row("and nothing was taken", port, Prints("8080"));
         let dry = kubectl.ok(&apply("--force-conflicts --dry-run=server"));
@@ -138,7 +138,7 @@ fn objects_that_left_the_repository_are_pruned_and_no_others() {
             "get epolicies.causeway.io by-hand -o name",
             Prints("epolicy.causeway.io/by-hand\n"),
         );
-        // What the cloud made for the exposure goes with it.
+        // The presences that the cloud made for the exposure go with it.
         let presences = || lab.cloud.run(&["get", "virtualpresence", "-o", "name"]).ok()?.success().ok();
         wait_for("the presence is gone", || presences().filter(String::is_empty)).unwrap();
     });

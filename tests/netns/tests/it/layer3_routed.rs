@@ -10,9 +10,8 @@ use testlab::net::{Traffic, reach_tcp};
 use crate::layer3_lab::{Layer3, PATIENCE, PORT};
 use crate::tunnel_translated::is_client_address;
 
-/// A removed member or policy stops flows within a second. This is the bound of a loaded machine: a flow that lived on until it was
-/// idle, or until the next netmap by chance, would take longer.
-const STOP: Duration = Duration::from_secs(10);
+/// A removed member or policy stops flows within this time.
+const STOP: Duration = Duration::from_secs(1);
 
 #[test]
 fn layer3_hosts_of_members_reach_each_other_with_their_real_addresses() {
@@ -57,7 +56,7 @@ fn stops(lab: &Layer3, from: &str, to: std::net::IpAddr) {
     wait_for("packets stop", || (!lab.pings(from, to)).then_some(())).unwrap();
     let took = begin.elapsed();
     println!("packets stopped {took:?} after the change");
-    assert!(took < STOP, "{took:?}, of which the last ping waits one second");
+    assert!(took < 3 * STOP, "{took:?}, of which the last ping waits one second");
     assert!(!lab.pings(from, to));
 }
 

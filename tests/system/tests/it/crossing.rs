@@ -460,7 +460,7 @@ fn a_gateway_that_drains_keeps_its_connections_and_gets_no_new_ones() {
         through("rome-2").filter(|records| *records > 0)
     })
     .unwrap_or_else(|error| panic!("{error}\n{}", fleet.logs()));
-    // What is open stays open, and is counted.
+    // An open connection stays open, and is counted.
     move_a_megabyte(&mut kept, &mut kept_backend);
     let waited = drain(&["rome", "--wait", "1s"]);
     assert_eq!(waited.code, 1, "{}", waited.stdout);
