@@ -14,19 +14,22 @@ demo: build-needs               ## a cloud and two sites, the objects of example
 test: build-needs test-needs check   ## everything, in its short form
 	$(CARGO) build --workspace --all-targets
 ifneq ($(NEXTEST),)
-	$(CARGO) nextest run --workspace --no-fail-fast
+	$(CARGO) nextest run --workspace --no-fail-fast; status=$$?; .ci/skipped; exit $$status
+	$(CARGO) nextest run --package causeway-gateway --features traces -E 'test(trace)'
 else
 	$(CARGO) test --workspace --no-fail-fast
+	$(CARGO) test --package causeway-gateway --features traces trace
 endif
 
 check: build-needs tidy         ## formatting, lints, tidy: before you push
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
+	$(CARGO) clippy --package causeway-gateway --features traces --all-targets -- --deny warnings
 
 tidy:                           ## paths in documents, file headers, crate dependencies, language
 	$(CARGO) xtask tidy
 
-bench: build-needs test-needs   ## measures the API server, a fleet of 20,000 edges, one link and the tunnel; writes docs/benchmarks.md
+bench: build-needs test-needs   ## measures the API server, a fleet of 20,000 edges, links, the audit, the tunnel and the console; writes docs/benchmarks.md
 	bench/run
 
 soak: build-needs test-needs    ## the long form of the tests that have one
@@ -48,11 +51,11 @@ package-test: build-needs       ## installs, upgrades, uses and removes the pack
 image: build-needs              ## the container image from scratch, as target/package/causeway-image.tar (buildah)
 	$(CARGO) build --release --package causeway
 	mkdir -p target/package
-	deploy/image/build target/release/causeway target/package/causeway-image.tar
+	deploy/image/build $(or $(CARGO_TARGET_DIR),target)/release/causeway target/package/causeway-image.tar
 
-image-test: build-needs         ## builds the image from a debug build and runs a cloud in it (root, buildah)
+image-test: build-needs         ## builds the image from a debug build and runs a cloud in it (root; buildah and containerd)
 	$(CARGO) build --package causeway
-	deploy/image/test target/debug/causeway
+	deploy/image/test $(or $(CARGO_TARGET_DIR),target)/debug/causeway
 
 release: build-needs            ## package, tarball, bill of materials and checksums, in target/release-files/
 	deploy/release

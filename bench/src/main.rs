@@ -1,13 +1,14 @@
-//! Measures the cost and speed of Causeway, in parts: `api`, `fleet` and `streams`. Run it through
+//! Measures the cost and speed of Causeway, in parts: `api`, `fleet`, `streams` and `audit`. Run it through
 //! `bench/run`.
 //!
 //! `api`: our API server against kube-apiserver on etcd: lists, creates, watch fan-out, memory, CPU. Each peer is started
 //! alone, measured by the same client code, and stopped. Prints one table per figure with ratios. Its arguments:
 //! `[--objects N] [--watchers N] [--peers NAME,...]`; the peers are `configmap`, `custom` (both kube-apiserver), `sqlite`
-//! and `etcd` (both ours). `fleet`, `streams`: see there. Without the name of a part all are run as they are by default.
+//! and `etcd` (both ours). `fleet`, `streams`, `audit`: see there. Without the name of a part all are run as they are by default.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
+mod audit;
 mod fleet;
 mod streams;
 
@@ -33,13 +34,17 @@ async fn main() -> Result<()> {
         None => {
             run_api(&[]).await?;
             fleet::run(&[]).await?;
-            streams::run().await
+            streams::run().await?;
+            audit::run(&[]).await
         }
         Some((part, more)) if part == "api" => run_api(more).await,
         Some((part, more)) if part == "fleet" => fleet::run(more).await,
         Some((part, _)) if part == "streams" => streams::run().await,
+        Some((part, more)) if part == "audit" => audit::run(more).await,
+        Some((part, more)) if part == audit::COLLECTOR => audit::collect(more),
         Some((other, _)) => {
-            anyhow::bail!("no part {other}; usage: {API_USAGE}, or {}, or {}", fleet::USAGE, streams::USAGE)
+            let usages = [API_USAGE, fleet::USAGE, streams::USAGE, audit::USAGE].join(", or ");
+            anyhow::bail!("no part {other}; usage: {usages}")
         }
     }
 }

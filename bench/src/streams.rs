@@ -220,7 +220,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Processor time of this process, both ends: user and system. The kernel counts in hundredths.
-fn cpu_seconds() -> Result<f64> {
+pub fn cpu_seconds() -> Result<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let fields: Vec<&str> = stat.rsplit(')').next().context("no fields")?.split_whitespace().collect();
     let ticks = |index: usize| -> Result<f64> { Ok(fields.get(index).context("no such field")?.parse()?) };

@@ -1,4 +1,4 @@
-//! What the fuzz targets share: documents from bytes, mutation that keeps JSON well formed, futures that never wait.
+//! Parts that the fuzz targets share: documents from bytes, mutation that keeps JSON well formed, futures that never wait.
 //!
 //! Targets state what must hold and panic when it does not; nothing here judges.
 

@@ -34,7 +34,7 @@ fn check_edge(message: EdgeMessage) {
 
 fn check_cloud(message: CloudMessage) {
     let _ = format!("{message:?}");
-    if let Some(CloudMessageBody::Refused(refused)) = &message.says {
+    if let Some(CloudMessageBody::Refused(refused)) = &message.body {
         let shown = refused.to_string();
         assert_short(&shown, 4 * 810);
         assert!(!shown.chars().any(char::is_control), "{shown:?}");

@@ -68,7 +68,7 @@ fn store(object: &Object) {
     assert_eq!(read, expected, "the stored form is the object");
     assert_eq!(read.encode(), stored, "encoding is stable");
     assert!(object.same_fields(&read));
-    assert_eq!(SelectableFields::from_stored(&stored).expect("the stored form has facets"), SelectableFields::of(object));
+    assert_eq!(SelectableFields::from_stored(&stored).expect("the stored form has selectable fields"), SelectableFields::of(object));
 
     for version in [ApiVersion::Core, ApiVersion::Group] {
         let client = wire::client_value(kind, version, u64::MAX, &stored).expect("the spliced form is JSON");

@@ -18,21 +18,21 @@ fuzz_target!(|data: &[u8]| {
     let object =
         Object::decode(kind, document).map_or_else(|_| Object::empty(kind), |decoded| decoded.object);
     let stored = object.encode();
-    let facets = SelectableFields::of(&object);
-    let stored_facets = SelectableFields::from_stored(&stored).expect("the stored form has facets");
+    let fields = SelectableFields::of(&object);
+    let stored_fields = SelectableFields::from_stored(&stored).expect("the stored form has selectable fields");
 
     let by_label = LabelSelector::parse(labels);
     match &by_label {
         Ok(selector) => {
-            let matches = selector.matches(&facets);
-            assert_eq!(matches, selector.matches(&stored_facets));
+            let matches = selector.matches(&fields);
+            assert_eq!(matches, selector.matches(&stored_fields));
             assert!(matches || !selector.is_empty(), "an empty selector selects everything");
             let spaced = LabelSelector::parse(&format!(" {labels}\t"));
             assert_eq!(spaced.as_ref(), Ok(selector), "white space around a selector has no meaning");
             if !selector.is_empty()
                 && let Ok(joined) = LabelSelector::parse(&format!("{labels},!never,{labels}"))
             {
-                assert_eq!(joined.matches(&facets), matches && facets.label("never").is_none());
+                assert_eq!(joined.matches(&fields), matches && fields.label("never").is_none());
             }
         }
         Err(error) => assert_short(&error.message, 2048),
@@ -41,15 +41,15 @@ fuzz_target!(|data: &[u8]| {
     let by_field = FieldSelector::parse(kind, fields);
     match &by_field {
         Ok(selector) => {
-            let matches = selector.matches(&facets);
-            assert_eq!(matches, selector.matches(&stored_facets));
+            let matches = selector.matches(&fields);
+            assert_eq!(matches, selector.matches(&stored_fields));
             assert!(matches || !selector.is_empty(), "an empty selector selects everything");
             if let (true, Some(name)) = (matches, selector.exact_name()) {
                 assert_eq!(name, object.name(), "the exact name is the only one that can match");
             }
             if let Ok(joined) = FieldSelector::parse(kind, &format!("{fields},metadata.name!=never,{fields}"))
             {
-                assert_eq!(joined.matches(&facets), matches && object.name() != "never");
+                assert_eq!(joined.matches(&fields), matches && object.name() != "never");
             }
         }
         Err(error) => assert_short(&error.message, 2048),
@@ -58,6 +58,6 @@ fuzz_target!(|data: &[u8]| {
     let both = Selector::parse(kind, labels, fields);
     assert_eq!(both.is_ok(), by_label.is_ok() && by_field.is_ok());
     if let (Ok(both), Ok(by_label), Ok(by_field)) = (both, by_label, by_field) {
-        assert_eq!(both.matches_object(&object), by_label.matches(&facets) && by_field.matches(&facets));
+        assert_eq!(both.matches_object(&object), by_label.matches(&fields) && by_field.matches(&fields));
     }
 });

@@ -108,6 +108,11 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "unshare(2) has no safe form; only the network namespace of one thread is unshared, and no table of files",
     ),
     (
+        "crates/causeway-gateway/src/neighbour_proxy/packet_socket.rs",
+        "unsafe {",
+        "addresses and memberships of packet sockets have no safe form; each structure and buffer outlives the call",
+    ),
+    (
         "crates/causeway-gateway/src/tun/device.rs",
         "unsafe {",
         "the ioctls of a TUN device have no safe form; each takes a value or a structure that outlives the call",

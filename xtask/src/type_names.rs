@@ -1,7 +1,7 @@
 //! Refuses a second public type of the same name in the workspace.
 //!
 //! Input: the tracked Rust files of `crates/*/src`. Output: one finding per name that stands for several types and is not
-//! listed in `SHARED`. The number of such names has a ceiling that is lowered until it is 0.
+//! listed in `SHARED`.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,6 @@ use anyhow::Result;
 
 use crate::Finding;
 use crate::files::Tree;
-
-/// Names that may still stand for several types. Lowered with each rename, never raised.
-const CEILING: usize = 4;
 
 /// The names that several public types may have, each with the reason.
 const SHARED: &[(&str, &str)] = &[
@@ -43,10 +40,7 @@ pub fn check(tree: &Tree) -> Result<Vec<Finding>> {
         }
     }
     places.retain(|name, places| places.len() > 1 && !SHARED.iter().any(|(shared, _)| shared == name));
-    println!("tidy: type names: {} names stand for several public types (ceiling {CEILING})", places.len());
-    if places.len() <= CEILING {
-        return Ok(Vec::new());
-    }
+    println!("tidy: type names: {} names without a reason stand for several public types", places.len());
     Ok(places
         .iter()
         .map(|(name, places)| {

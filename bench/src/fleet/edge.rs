@@ -104,7 +104,7 @@ impl Edge {
                 event = next_event(&mut session) => match (event, &session) {
                     (Event::Said(message), Some(hears)) => {
                         self.events.idle.note_heard();
-                        if let Some(CloudMessageBody::Hint(hint)) = &message.says {
+                        if let Some(CloudMessageBody::Hint(hint)) = &message.body {
                             machine.handle_hint(hears.id, Duration::from_millis(hint.retry_hint_ms.into()));
                         }
                         self.hear(*message, &mut session, &mut netmap);
@@ -162,11 +162,13 @@ impl Edge {
             features: vec![control::FEATURE_PINGS_ACKNOWLEDGED.to_owned()],
             instance: bytes::Bytes::new(),
             tunnel: None,
+            switched_off: Vec::new(),
+            neighbours: Vec::new(),
         }
     }
 
     fn hear(&self, message: CloudMessage, session: &mut Option<Box<Session>>, netmap: &mut NetmapReceiver) {
-        let Some(CloudMessageBody::Netmap(update)) = message.says else { return };
+        let Some(CloudMessageBody::Netmap(update)) = message.body else { return };
         let reply = match netmap.handle_bytes(&update.update) {
             ReceiverStep::Persist(next) => netmap.handle_persisted(next, Ok(())),
             ReceiverStep::Reply(reply) => reply,
@@ -234,7 +236,7 @@ async fn dial(
     transports: AttemptedTransports,
     patience: Duration,
 ) -> Result<Progress, Failed> {
-    let dialled = dialer.dial_patiently(transports.transport(), patience).await;
+    let dialled = dialer.dial_with(transports.transport(), patience).await;
     dialled.map(Progress::Dialled).map_err(|error| Failed {
         failure: AttemptFailure::of_dial(&error),
         is_refusal: is_refusal(&error),
@@ -256,7 +258,7 @@ async fn greet(id: LinkId, link: Link, hello: Hello) -> Result<Progress, Failed>
         answer = reader.next() => answer,
         closed = link.closed() => return Err(broken(true, format!("before the welcome: {closed}"))),
     };
-    match answer.ok().flatten().and_then(|message| message.says) {
+    match answer.ok().flatten().and_then(|message| message.body) {
         Some(CloudMessageBody::Welcome(welcome)) => {
             Ok(Progress::Welcomed(Box::new(Session { id, link, reader, writer }), welcome))
         }
@@ -303,8 +305,13 @@ fn say(session: &mut Option<Box<Session>>, message: impl Into<EdgeMessage>) {
 }
 
 fn held(stamp: NetmapStamp) -> HeldNetmap {
-    let NetmapStamp { generation, digest } = stamp;
-    HeldNetmap { epoch: generation.epoch, revision: generation.revision, digest: digest.0.to_vec().into() }
+    let NetmapStamp { generation, digest, turn } = stamp;
+    HeldNetmap {
+        epoch: generation.epoch,
+        revision: generation.revision,
+        digest: digest.0.to_vec().into(),
+        turn,
+    }
 }
 
 fn jitter() -> f64 {

@@ -21,7 +21,7 @@ use crate::identity::Identity;
 use crate::link::{Link, Serve, Stream, Tuning};
 use crate::tls::{Connector, Listener};
 
-/// A frame is the unit in which streams take turns. Larger ones cost less and make the others wait longer.
+/// A frame is the unit in which streams take turns. Larger ones cost less and make other streams wait longer.
 const FRAME_BYTES_MAX: u32 = 64 << 10;
 const SEND_BUFFER_BYTES: usize = 1 << 20;
 const STREAMS_MAX: u32 = 4096;

@@ -1,6 +1,6 @@
 //! The one interface behind which all transports are measured: open a stream, serve a stream.
 //!
-//! A stream is a pair of boxed halves. The price of the boxes is the same for everyone and small beside
+//! A stream is a pair of boxed halves. The price of the boxes is the same for every transport and small beside
 //! the writes of 256 KiB that go through them.
 
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ pub trait Link: Send + Sync {
     fn open(&self) -> BoxFuture<'_, Result<Stream>>;
 }
 
-/// What a server does with each stream. It ends when the stream has ended.
+/// The work of a server on each stream. It ends when the stream has ended.
 pub type Serve = fn(Stream) -> BoxFuture<'static, ()>;
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -55,7 +55,7 @@ pub struct Tuning {
     /// Let the QUIC sender ask for fewer acknowledgements (draft-ietf-quic-ack-frequency).
     #[arg(long)]
     pub ack_frequency: bool,
-    /// How much is read from a TCP socket at once below TLS; 0 leaves it to rustls (4 KiB).
+    /// Bytes that are read from a TCP socket at once below TLS; 0 leaves it to rustls (4 KiB).
     #[arg(long, default_value_t = 64 << 10)]
     pub read_ahead_bytes: usize,
 }

@@ -20,7 +20,7 @@ const WARM_UP: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum Measurement {
-    /// So many streams send or receive as fast as they can; `--stuck` more are opened and never read.
+    /// This number of streams send or receive as fast as they can; `--stuck` more are opened and never read.
     Bulk {
         #[arg(long)]
         up: bool,
@@ -29,14 +29,14 @@ pub enum Measurement {
         #[arg(long, default_value_t = 0)]
         stuck: usize,
     },
-    /// So many clients ask and wait for the answer; each with a stream of its own, or with `--fresh` a new one per request.
+    /// This number of clients ask and wait for the answer; each with a stream of its own, or with `--fresh` a new one per request.
     Requests {
         #[arg(long)]
         fresh: bool,
         #[arg(long, default_value_t = 64)]
         streams: usize,
     },
-    /// How long do some megabytes take on a new connection?
+    /// Measures the time of some megabytes on a new connection.
     Transfer {
         #[arg(long, default_value_t = 5_000_000)]
         bytes: u64,
@@ -46,7 +46,7 @@ pub enum Measurement {
         #[arg(long)]
         together: bool,
     },
-    /// What does one idle connection cost in resident memory?
+    /// Measures the resident memory of one idle connection.
     Idle {
         #[arg(long, default_value_t = 1000)]
         connections: usize,
@@ -138,9 +138,9 @@ impl Bench {
         ))
     }
 
-    /// What `counter` gained between the warm-up and the end, in how many seconds, and the processor
+    /// Returns the gain of `counter` between the warm-up and the end, its time in seconds, and the processor
     /// seconds of client and server for it. Last, the share of the machine that neither of them had: other
-    /// processes, the hypervisor, and kernel work that is charged to nobody. Much of it spoils the figure.
+    /// processes, the hypervisor, and kernel work that is charged to no process. Much of it spoils the figure.
     async fn window(&self, counter: impl Fn() -> u64) -> Result<(u64, f64, (f64, f64), f64)> {
         sleep(WARM_UP).await;
         let before = (Usage::of_this_process()?, Usage::of_server(self.server)?);

@@ -125,7 +125,7 @@ impl Loan {
     }
 }
 
-/// Where a half stands: bytes of the header that went through, bytes of the body that did not yet.
+/// The position of a half: bytes of the header that went through, bytes of the body that did not yet.
 #[derive(Default)]
 struct Frame {
     header: [u8; 4],

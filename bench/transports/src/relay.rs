@@ -28,7 +28,7 @@ pub struct Relay {
     /// Speed of each direction.
     #[arg(long, default_value_t = 100)]
     rate_mbit: u64,
-    /// How long a packet may wait for its turn before it is dropped.
+    /// Time for which a packet may wait for its turn before it is dropped.
     #[arg(long, default_value_t = 100)]
     queue_ms: u64,
 }

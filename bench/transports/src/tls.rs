@@ -20,7 +20,7 @@ use crate::link::Tuning;
 
 pub type Tls = TlsStream<ReadAhead>;
 
-/// How much ciphertext rustls may hold before a write waits. Its own default of 64 KiB means a system call for every 64 KiB.
+/// Ciphertext that rustls may hold before a write waits. Its own default of 64 KiB means a system call for every 64 KiB.
 const TLS_BUFFER_BYTES: usize = 256 << 10;
 
 pub struct Listener {

@@ -1,4 +1,4 @@
-//! What a process has used: processor time and memory, of this one and, through a small port, of the server.
+//! Processor time and memory that a process has used, of this one and, through a small port, of the server.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! What a stream is used for. The client says it in the first nine bytes; the server does it.
+//! Uses of a stream. The client names one in the first nine bytes; the server does it.
 
 use std::io;
 
@@ -9,12 +9,12 @@ use crate::link::Stream;
 
 pub const REQUEST_BYTES: usize = 100;
 pub const RESPONSE_BYTES: usize = 1000;
-/// What is read or written at once in bulk.
+/// Bytes that are read or written at once in bulk.
 pub const PIECE_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
-    /// The server sends so many bytes and ends its half.
+    /// The server sends this number of bytes and ends its half.
     Download(u64),
     /// The server reads until the end and answers with the count.
     Upload,

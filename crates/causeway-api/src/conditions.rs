@@ -5,6 +5,8 @@
 //! and transition times stay. Conditions of other types, for example those a gateway reports, are kept as
 //! they are.
 
+#[cfg(test)]
+mod catalog;
 mod findings;
 mod layer3;
 mod links;
@@ -13,7 +15,7 @@ mod presented;
 
 use findings::{Findings, missing};
 
-pub use layer3::not_carried;
+pub use layer3::why_not_forwarded;
 pub use links::is_connected;
 pub use names::holds_name;
 
@@ -54,6 +56,21 @@ pub const CONNECTED: &str = "Connected";
 /// Tells whether the gateway is enrolled for the site of its EGateway. Written by the cloud where it once was
 /// not.
 pub const ENROLLED_AT_SITE: &str = "EnrolledAtSite";
+/// The condition of an EGateway about its listeners.
+pub const LISTENING: &str = "Listening";
+/// The condition of an EGateway about the netmap in force.
+pub const NETMAP_IN_FORCE: &str = "NetmapInForce";
+/// The condition about the gateway's disk. Written when a gateway first reports that it cannot write its
+/// netmap.
+pub const NETMAP_PERSISTED: &str = "NetmapPersisted";
+/// The condition of an EGateway about its tunnel. Written when the tunnel first could not run.
+pub const TUNNEL_READY: &str = "TunnelReady";
+/// The condition of an EGateway whose edge serves the Kubernetes API: every pod of the site would survive a restart without the cloud.
+pub const READY_FOR_OFFLINE: &str = "ReadyForOffline";
+/// The condition of an EGateway whose edge has a byte budget for the Kubernetes API: it is not spent today.
+pub const WITHIN_BYTE_BUDGET: &str = "WithinByteBudget";
+/// The reason of `NetmapInForce` when it is True.
+pub const IN_FORCE: &str = "InForce";
 
 /// Returns the status an object should have. If it equals the current status, nothing needs to be written.
 pub fn status(object: &Object, objects: &ObjectSet, now: Time) -> ObjectStatus {

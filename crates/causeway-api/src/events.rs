@@ -130,7 +130,7 @@ fn cut(mut message: String) -> String {
 
 /// The values that decide whether an event is kept.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Kept {
+pub struct KeptEvent {
     /// The object it is about.
     pub object: (String, String, String),
     /// The component that wrote it.
@@ -141,14 +141,14 @@ pub struct Kept {
     pub revision: u64,
 }
 
-impl Kept {
-    pub fn of(event: &Event, written: Time, revision: u64) -> Kept {
+impl KeptEvent {
+    pub fn of(event: &Event, written: Time, revision: u64) -> KeptEvent {
         let involved = &event.involved_object;
         let source = match event.source.component.as_str() {
             "" => &event.reporting_component,
             _ => &event.source.component,
         };
-        Kept {
+        KeptEvent {
             object: (involved.kind.clone(), involved.name.clone(), involved.uid.clone()),
             source: source.clone(),
             written,
@@ -159,12 +159,12 @@ impl Kept {
 
 /// Returns the names of the events to drop now: the expired ones, then the oldest beyond the maximum of each
 /// object, of each source and of all events.
-pub fn surplus(events: &BTreeMap<String, Kept>, now: Time) -> BTreeSet<String> {
-    let is_over = |kept: &Kept| now.since(kept.written) >= TTL_SECONDS;
+pub fn surplus(events: &BTreeMap<String, KeptEvent>, now: Time) -> BTreeSet<String> {
+    let is_over = |kept: &KeptEvent| now.since(kept.written) >= TTL_SECONDS;
     let mut dropped: BTreeSet<String> =
         events.iter().filter(|(_, kept)| is_over(kept)).map(|(name, _)| name.clone()).collect();
     // Newest first: events after the bound are surplus.
-    let mut rest: Vec<(&String, &Kept)> = events.iter().filter(|(_, kept)| !is_over(kept)).collect();
+    let mut rest: Vec<(&String, &KeptEvent)> = events.iter().filter(|(_, kept)| !is_over(kept)).collect();
     rest.sort_by_key(|(_, kept)| std::cmp::Reverse((kept.written, kept.revision)));
     let (mut objects, mut sources) = (HashMap::new(), HashMap::new());
     let mut total = 0;
@@ -247,8 +247,8 @@ mod tests {
         assert!(long.len() <= MESSAGE_BYTES_MAX && long.ends_with('…'), "{}", long.len());
     }
 
-    fn kept(object: &str, source: &str, written: i64) -> Kept {
-        Kept {
+    fn kept(object: &str, source: &str, written: i64) -> KeptEvent {
+        KeptEvent {
             object: ("EGateway".into(), object.into(), String::new()),
             source: source.into(),
             written: Time::from_second(written),
@@ -260,9 +260,9 @@ mod tests {
     fn of_one_second_the_last_written_stay() {
         let event = |number: u64| {
             // Names in the reverse order of the writes.
-            (format!("{:03}", 999 - number), Kept { revision: number, ..kept("a", "s", 5) })
+            (format!("{:03}", 999 - number), KeptEvent { revision: number, ..kept("a", "s", 5) })
         };
-        let events: BTreeMap<String, Kept> = (0..100).map(event).collect();
+        let events: BTreeMap<String, KeptEvent> = (0..100).map(event).collect();
         let gone = surplus(&events, Time::from_second(6));
         assert_eq!(gone.len(), 100 - PER_OBJECT_MAX);
         assert!(gone.contains("999") && !gone.contains("900"), "{gone:?}");
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn what_is_old_goes() {
-        let events: BTreeMap<String, Kept> =
+        let events: BTreeMap<String, KeptEvent> =
             [("old".into(), kept("a", "s", 0)), ("new".into(), kept("a", "s", 10))].into();
         let gone = |now: i64| surplus(&events, Time::from_second(now)).into_iter().collect::<Vec<_>>();
         assert_eq!(gone(3_599), Vec::<String>::new());
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn a_noisy_object_and_a_noisy_source_push_out_only_their_own() {
         let mut events = BTreeMap::new();
-        let mut put = |name: String, kept: Kept| drop(events.insert(name, kept));
+        let mut put = |name: String, kept: KeptEvent| drop(events.insert(name, kept));
         put("quiet".into(), kept("quiet", "controller", 1));
         for number in 0..100 {
             put(format!("object-{number:03}"), kept("noisy", "controller", 10 + number));
@@ -306,7 +306,7 @@ mod tests {
                 kept(&format!("o{number}"), &format!("s{}", number % 5), number as i64 / 10),
             )
         };
-        let events: BTreeMap<String, Kept> = (0..10_000).map(event).collect();
+        let events: BTreeMap<String, KeptEvent> = (0..10_000).map(event).collect();
         let gone = surplus(&events, Time::from_second(1_000));
         assert_eq!(events.len() - gone.len(), TOTAL_MAX);
         assert!(gone.contains("00000") && !gone.contains("09999"));

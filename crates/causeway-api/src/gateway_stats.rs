@@ -42,6 +42,9 @@ pub struct GatewayStats {
     /// Name and version of the program at the other end, as it says. An older cloud does not send it.
     #[serde(default)]
     pub software: Option<String>,
+    /// Planes that the configuration of the gateway switches off: `services`, `layer3`. Absent: none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub switched_off: Vec<String>,
 }
 
 /// The part of a session that one transport carries.

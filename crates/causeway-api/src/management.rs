@@ -5,7 +5,7 @@
 //! Responses ignore unknown fields. The audit (`audit`, `audit/admin`) and the backup are streams of JSON lines and
 //! have no type here; their paths do.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +13,8 @@ use crate::{Condition, GatewayStats, Time};
 
 /// Paths of the calls.
 pub mod paths {
+    /// The beginning of every path.
+    pub const PREFIX: &str = "/causeway/v1/";
     /// GET: `FleetStatus`. `?show=gateways` leaves out sites and exposures; `gateway=NAME`, which may occur several times,
     /// leaves out the other gateways. An older cloud sends everything.
     pub const STATUS: &str = "/causeway/v1/status";
@@ -28,7 +30,7 @@ pub mod paths {
     pub const CA_ROTATE: &str = "/causeway/v1/ca/rotate";
     /// POST `ProbeRequest`: `ProbeResponse`.
     pub const PROBE: &str = "/causeway/v1/probe";
-    /// POST `DiagnoseRequest`: the answer of the gateway, a JSON object.
+    /// POST `DiagnoseRequest`: `GatewayFacts`, or `ServicePathFacts` if a service is named.
     pub const DIAGNOSE: &str = "/causeway/v1/diagnose";
     /// GET with `site`, `client` and `service`: `AccessAnswer`.
     pub const ACCESS: &str = "/causeway/v1/access";
@@ -202,7 +204,8 @@ pub struct CertificateList {
 }
 
 /// A certificate of a person or a program.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CertificateSummary {
     pub serial: String,
     pub user: String,
@@ -359,6 +362,133 @@ pub struct DiagnoseRequest {
     pub service: Option<String>,
 }
 
+/// The state of a gateway as it describes itself. The cloud passes it on as the gateway sends it; fields that callers of the
+/// API do not read are left out here.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GatewayFacts {
+    /// The netmap in force.
+    pub generation: String,
+    /// Problems with DNS, with presences as a whole, and with open files.
+    pub problems: Vec<String>,
+    /// Services whose presence does not listen there, with the reason.
+    pub presences: BTreeMap<String, String>,
+    /// Problems that keep other hosts of its site away from presences.
+    pub hints: Vec<String>,
+    /// State of the edge. `None`: the gateway of the cloud.
+    pub role: Option<EdgeFacts>,
+    /// Planes that its configuration switches off: `services`, `layer3`.
+    pub switched_off: Vec<String>,
+    /// `None`: layer 3 is switched off, or an older gateway.
+    pub tunnel: Option<TunnelFacts>,
+    /// `None`: an older gateway.
+    pub connections: Option<ConnectionCounts>,
+}
+
+/// The state of an edge, as part of the facts of its gateway.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EdgeFacts {
+    pub link: EdgeLinkFacts,
+    /// Readiness checks that fail, with the reason.
+    pub not_ready: BTreeMap<String, String>,
+}
+
+/// The link of an edge to the cloud, as the edge sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EdgeLinkFacts {
+    /// The transports that the configuration allows: `auto`, `quic` or `tcp`.
+    pub allowed: String,
+    /// TCP goes through an HTTP proxy.
+    pub proxied: bool,
+    /// Why the link is on TCP although QUIC is allowed.
+    pub quic_problem: Option<String>,
+}
+
+/// The layer 3 tunnel of a gateway.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TunnelFacts {
+    /// The name of the device. `None`: no device is open.
+    pub device: Option<String>,
+    /// The address of its UDP socket.
+    pub listen: Option<String>,
+    /// By the name of the peer's gateway.
+    pub peers: BTreeMap<String, TunnelPeerFacts>,
+    /// Members of large communities become peers with the first packet.
+    pub on_demand: bool,
+    /// Problems of the tunnel, as sentences.
+    pub troubles: Vec<String>,
+}
+
+/// The path of packets from one gateway to another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TunnelPeerFacts {
+    pub endpoint: Option<String>,
+    /// `direct`, `relayed`, `channel`, or `none` while no packet was sent. A newer gateway may have further words.
+    pub path: String,
+    /// The relay of a relayed path.
+    pub relay: Option<String>,
+    /// False: the peer only tells this gateway its address. An older gateway does not send it.
+    pub carries_networks: bool,
+    /// The reason for which packets take no direct path.
+    pub not_direct: Option<String>,
+    pub rtt_us: Option<u64>,
+    pub loss_percent: Option<u64>,
+    pub mtu: Option<u64>,
+}
+
+impl Default for TunnelPeerFacts {
+    fn default() -> TunnelPeerFacts {
+        TunnelPeerFacts {
+            endpoint: None,
+            path: "none".to_owned(),
+            relay: None,
+            carries_networks: true,
+            not_direct: None,
+            rtt_us: None,
+            loss_percent: None,
+            mtu: None,
+        }
+    }
+}
+
+/// Numbers of open connections, UDP sessions and requests of a gateway.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ConnectionCounts {
+    /// From other sites to services of its site.
+    pub inbound: u64,
+    /// From clients at its site.
+    pub outbound: u64,
+}
+
+/// The path from a gateway to the backends of a service, as the gateway tried it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ServicePathFacts {
+    /// Why clients at this gateway cannot use the presence. `None`: it listens, or the service runs here.
+    pub presence_problem: Option<String>,
+    /// Why the gateway at the service's site was not reached. `None`: it answered.
+    pub far_problem: Option<String>,
+    /// Round trip from this gateway to the backends.
+    pub milliseconds: f64,
+    pub backends: Vec<BackendFacts>,
+}
+
+/// One backend, as its gateway found it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BackendFacts {
+    pub backend: String,
+    /// `answers`, `connects`, `down`, `denied`, `silent`, `otherProtocol` or `unwell`. A newer gateway may have further words.
+    pub outcome: String,
+    /// A description for the operator.
+    pub detail: String,
+}
+
 /// The decision on a client that wants to use a service, as the gateways at both ends make it by their newest netmaps.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -418,9 +548,9 @@ pub struct GatewayOverview {
 
 /// The identity of one gateway.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct IdentityState {
-    /// No host can connect as this gateway before it is enrolled anew.
+    /// No host can connect as this gateway until it is enrolled again.
     pub revoked: bool,
     /// When its last certificate was signed, or when it was revoked.
     pub at: String,
@@ -508,5 +638,25 @@ mod tests {
         assert_eq!((token.ip, token.replaces), (None, None));
         let status: FleetStatus = serde_json::from_value(json!({"sites": [{"name": "oslo"}]})).unwrap();
         assert_eq!(status.sites[0].name, "oslo");
+        let facts: GatewayFacts =
+            serde_json::from_value(json!({"role": null, "tunnel": {"peers": {"rome-1": {}}}})).unwrap();
+        let peer = &facts.tunnel.unwrap().peers["rome-1"];
+        assert!(peer.carries_networks && peer.path == "none" && facts.role.is_none());
+    }
+
+    #[test]
+    fn unknown_fields_and_words_of_a_newer_gateway_are_harmless() {
+        let facts: GatewayFacts = serde_json::from_value(json!({
+            "problems": ["p"], "colour": "blue", "role": {"link": {"allowed": "auto", "weight": 3}, "age": 1},
+            "tunnel": {"peers": {"rome-1": {"path": "by pigeon", "altitude": 9}}, "lid": true},
+        }))
+        .unwrap();
+        assert_eq!(facts.tunnel.unwrap().peers["rome-1"].path, "by pigeon");
+        let path: ServicePathFacts =
+            serde_json::from_value(json!({"backends": [{"outcome": "sings", "key": "c"}], "way": "long"}))
+                .unwrap();
+        assert_eq!(path.backends[0].outcome, "sings");
+        let probe: ProbeResponse = serde_json::from_value(json!({"bytes": 7, "colour": "blue"})).unwrap();
+        assert_eq!(probe.bytes, 7);
     }
 }

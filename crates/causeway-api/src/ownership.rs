@@ -2,7 +2,7 @@
 //!
 //! Input: the stored object and the request's object. Output: the object to store with its
 //! `metadata.managedFields`, or the conflicts. The registry decodes and defaults the result, then calls
-//! `settle` so that a write without changes makes no revision. The registry checks preconditions (`uid`,
+//! `keep_old_if_same` so that a write without changes makes no revision. The registry checks preconditions (`uid`,
 //! `resourceVersion`): ownership takes neither from the client.
 
 mod apply;
@@ -28,7 +28,7 @@ pub use entries::ManagedOperation;
 pub use field_set::{DEPTH_MAX, ELEMENTS_MAX, FieldPath, FieldSet, FieldSetError};
 pub use scope::{Subresource, confine};
 pub use shape::{LISTS, ListType, list_type};
-pub use update::{settle, update};
+pub use update::{keep_old_if_same, update};
 pub use walk::{FieldChange, compare, fields_of};
 
 use crate::{ApiVersion, Time};

@@ -1,7 +1,7 @@
 //! Selectors: choose objects by labels and by fields.
 //!
 //! A selector is parsed once per request. `SelectableFields` is the part of an object that selectors read, so
-//! a watch hub evaluates a thousand selectors on an event without decoding it again.
+//! the dispatcher of a watch evaluates a thousand selectors on an event without decoding it again.
 
 mod fields;
 mod json;
@@ -80,7 +80,7 @@ impl std::error::Error for SelectorError {}
 #[serde(rename_all = "camelCase", default)]
 pub struct SelectableFields<'a> {
     #[serde(borrow)]
-    metadata: MetadataFacets<'a>,
+    metadata: SelectableMetadata<'a>,
     #[serde(borrow)]
     e_site_name: Text<'a>,
     e_service_name: Text<'a>,
@@ -90,18 +90,18 @@ pub struct SelectableFields<'a> {
     allowed_servers: Vec<Text<'a>>,
     allowed_sites: Vec<Text<'a>>,
     members: Vec<Text<'a>>,
-    involved_object: ReferenceFacets<'a>,
+    involved_object: SelectableReference<'a>,
     reason: Text<'a>,
     #[serde(rename = "type")]
     event_type: Text<'a>,
     reporting_component: Text<'a>,
-    source: SourceFacets<'a>,
+    source: SelectableSource<'a>,
 }
 
 /// The object that an event is about.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct ReferenceFacets<'a> {
+struct SelectableReference<'a> {
     #[serde(borrow)]
     kind: Text<'a>,
     namespace: Text<'a>,
@@ -116,7 +116,7 @@ struct ReferenceFacets<'a> {
 static OUR_VERSIONS: [Text<'static>; 2] =
     [Text(Cow::Borrowed(ApiVersion::Core.as_str())), Text(Cow::Borrowed(ApiVersion::Group.as_str()))];
 
-impl ReferenceFacets<'_> {
+impl SelectableReference<'_> {
     fn is_ours(&self) -> bool {
         Kind::from_name(&self.kind.0).is_some() && OUR_VERSIONS.contains(&self.api_version)
     }
@@ -124,14 +124,14 @@ impl ReferenceFacets<'_> {
 
 #[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(default)]
-struct SourceFacets<'a> {
+struct SelectableSource<'a> {
     #[serde(borrow)]
     component: Text<'a>,
 }
 
 #[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(default)]
-struct MetadataFacets<'a> {
+struct SelectableMetadata<'a> {
     #[serde(borrow)]
     name: Text<'a>,
     namespace: Text<'a>,
@@ -155,7 +155,7 @@ impl<'a> SelectableFields<'a> {
     }
 
     pub fn of(object: &'a Object) -> SelectableFields<'a> {
-        let mut facets = match object {
+        let mut fields = match object {
             Object::ESite(_) => SelectableFields::default(),
             Object::EGateway(gateway) => {
                 SelectableFields { e_site_name: text(&gateway.e_site_name), ..SelectableFields::default() }
@@ -191,14 +191,14 @@ impl<'a> SelectableFields<'a> {
                 ..SelectableFields::default()
             },
             Object::Namespace(_) | Object::Service(_) => SelectableFields::default(),
-            Object::Event(event) => event_facets(event),
+            Object::Event(event) => event_fields(event),
         };
         let metadata = object.metadata();
-        facets.metadata.name = text(&metadata.name);
-        facets.metadata.namespace = text(&metadata.namespace);
-        facets.metadata.labels =
+        fields.metadata.name = text(&metadata.name);
+        fields.metadata.namespace = text(&metadata.namespace);
+        fields.metadata.labels =
             metadata.labels.iter().map(|(key, value)| (text(key), text(value))).collect();
-        facets
+        fields
     }
 
     pub fn name(&self) -> &str {
@@ -216,7 +216,7 @@ impl<'a> SelectableFields<'a> {
             "involvedObject.namespace" | "regarding.namespace" => from_ref(&involved.namespace),
             "involvedObject.name" | "regarding.name" => from_ref(&involved.name),
             "involvedObject.uid" | "regarding.uid" => from_ref(&involved.uid),
-            // kubectl selects by the version it prefers, and the events name the other.
+            // kubectl may send one of the two API versions while the event holds the other: both match.
             "involvedObject.apiVersion" | "regarding.apiVersion" if involved.is_ours() => &OUR_VERSIONS,
             "involvedObject.apiVersion" | "regarding.apiVersion" => from_ref(&involved.api_version),
             "involvedObject.resourceVersion" | "regarding.resourceVersion" => {
@@ -252,10 +252,10 @@ impl Selectable for SelectableFields<'_> {
     }
 }
 
-fn event_facets(event: &Event) -> SelectableFields<'_> {
+fn event_fields(event: &Event) -> SelectableFields<'_> {
     let involved = &event.involved_object;
     SelectableFields {
-        involved_object: ReferenceFacets {
+        involved_object: SelectableReference {
             kind: text(&involved.kind),
             namespace: text(&involved.namespace),
             name: text(&involved.name),
@@ -267,7 +267,7 @@ fn event_facets(event: &Event) -> SelectableFields<'_> {
         reason: text(&event.reason),
         event_type: text(&event.kind),
         reporting_component: text(&event.reporting_component),
-        source: SourceFacets { component: text(&event.source.component) },
+        source: SelectableSource { component: text(&event.source.component) },
         ..SelectableFields::default()
     }
 }

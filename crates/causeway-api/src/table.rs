@@ -178,7 +178,7 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                     column("Object", "The object it is about."),
                     wide("Subobject", "The part of the object it is about."),
                     wide("Source", "The component that reports it."),
-                    column("Message", "What happened."),
+                    column("Message", "Description of the event."),
                     wide("First Seen", "Time since it was first seen."),
                     integer("Count", "Number of occurrences.", 1),
                     wide("Name", "Name of the object."),

@@ -1,8 +1,9 @@
 //! Local callers: who they are, and what they may read.
 //!
 //! `CallerAuthenticator` proves a caller by its client certificate or bearer token; the edge never lends an identity of its own.
-//! `Authorizer` remembers what the API server allowed. Both go on from what they know while the cloud is away.
+//! `Authorizer` remembers what the API server allowed; `access_stream` tells it when that changes. Both go on from what they know while the cloud is away.
 
+pub mod access_stream;
 pub mod authenticate;
 pub mod authorize;
 pub mod tokens;

@@ -1,12 +1,16 @@
-//! Writes of the site's nodes while the API server cannot be reached.
+//! Writes of the site while the API server cannot be reached.
 //!
-//! `log` keeps them on disk, `replay` sends them on return. A write is taken into the log only where `server::offline` says so: the status of
-//! the node itself and of its pods, and events. Of several writes to one status the last result is kept, with the object on which the first
+//! `log` keeps them on disk, `replay` sends them on return, with the credential that `identity` chooses; `existing` recognises an object that an
+//! earlier attempt created. A write is taken into the log only
+//! where `server::offline` says so, the status of the node itself and of its pods, and events, or `server::offline_objects`: resources that
+//! the operator lists. Of several writes to one status the last result is kept, with the object on which the first
 //! one stood, so the log is bounded by the objects of the site.
 //!
 //! The rule for conflicts: fields that the site changed win, every other field stays as it is in the cluster. A write to an object that was
 //! deleted, or replaced by another of the same name, is dropped and reported.
 
+pub mod existing;
+pub mod identity;
 pub mod log;
 pub mod replay;
 

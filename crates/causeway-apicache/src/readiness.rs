@@ -81,7 +81,7 @@ pub struct OfflineReadiness {
     pub found: Arc<ArcSwap<Value>>,
 }
 
-const LOOK: Duration = Duration::from_secs(15);
+const CHECK_INTERVAL: Duration = Duration::from_secs(15);
 // Pods that are named; more are counted.
 const PODS_MAX: usize = 100;
 
@@ -89,18 +89,18 @@ impl OfflineReadiness {
     /// Runs for ever; dropping the future ends it.
     pub async fn run(&self) {
         loop {
-            match self.look().await {
+            match self.report().await {
                 Ok(found) => self.found.store(Arc::new(found)),
                 Err(error) => tracing::warn!(
                     error = error_chain(&error),
                     "cannot tell which pods are ready for offline"
                 ),
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
 
-    async fn look(&self) -> Result<Value, CopyError> {
+    async fn report(&self) -> Result<Value, CopyError> {
         let now = unix_now();
         let tokens = self.database.read(move |connection| tables::token_pods(connection, now)).await?;
         let tokens: BTreeSet<String> = tokens.into_iter().collect();

@@ -131,6 +131,20 @@ impl SubscriptionScope {
             && covers_text(&self.field_selector, &wanted.field_selector)
     }
 
+    /// Returns true if a site may hold the scope only when the operator names it in `ESite.cache`: Secrets and ConfigMaps of more than one
+    /// name. Labels and other fields do not bound such a scope, because a selector can match every object.
+    pub fn requires_pin(&self) -> bool {
+        let is_bounded = self.only_name().is_some() && !self.namespace.is_empty();
+        self.resource.group.is_empty()
+            && matches!(self.resource.plural.as_str(), "secrets" | "configmaps")
+            && !is_bounded
+    }
+
+    /// Returns true if a site may hold the scope, with the scopes that the operator named for it.
+    pub fn is_allowed(&self, pins: &[SubscriptionScope]) -> bool {
+        !self.requires_pin() || pins.iter().any(|pin| pin.covers(self))
+    }
+
     /// The name that the field selector requires, when it requires nothing else.
     pub fn only_name(&self) -> Option<&str> {
         self.field_selector.strip_prefix("metadata.name=").filter(|name| !name.contains(['=', ',', '\\']))
@@ -218,6 +232,36 @@ mod tests {
             assert_eq!(ResourceName::parse(text), None, "{text}");
         }
         assert!(!scope("a/b", "", "").is_valid());
+    }
+
+    #[test]
+    fn secrets_and_config_maps_are_held_by_name_unless_a_pin_covers_them() {
+        let of = |plural: &str, namespace: &str, labels: &str, fields: &str| SubscriptionScope {
+            resource: ResourceName::new("", "v1", plural),
+            ..scope(namespace, labels, fields)
+        };
+        let check = |scope: SubscriptionScope, pins: &[SubscriptionScope], expected: bool| {
+            assert_eq!(scope.is_allowed(pins), expected, "{scope}");
+        };
+        for plural in ["secrets", "configmaps"] {
+            check(of(plural, "shop", "", "metadata.name=a"), &[], true);
+            check(of(plural, "shop", "a=b", "metadata.name=a"), &[], true);
+            check(of(plural, "", "", ""), &[], false);
+            check(of(plural, "shop", "", ""), &[], false);
+            check(of(plural, "shop", "!none", ""), &[], false);
+            check(of(plural, "shop", "", "type=Opaque"), &[], false);
+            check(of(plural, "shop", "", "metadata.name!=a"), &[], false);
+            check(of(plural, "", "", "metadata.name=a"), &[], false);
+            let pins = [of(plural, "shop", "", "")];
+            check(of(plural, "shop", "", ""), &pins, true);
+            check(of(plural, "shop", "a=b", ""), &pins, true);
+            check(of(plural, "", "", ""), &pins, false);
+            check(of(plural, "other", "", ""), &pins, false);
+        }
+        check(of("secrets", "shop", "", ""), &[of("configmaps", "shop", "", "")], false);
+        check(scope("", "", ""), &[], true);
+        // A custom resource of the same name.
+        check(SubscriptionScope::all(ResourceName::new("example.org", "v1", "secrets")), &[], true);
     }
 
     #[test]

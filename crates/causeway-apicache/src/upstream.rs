@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::connector::ConnectorFuture;
 use crate::resource::SubscriptionScope;
-use access::AccessReviews;
+use access::AccessDecisions;
 use cluster::{ClusterClient, ClusterError, UpstreamIdentity};
 use feeds::ResourceFeeds;
 use site_streams::SiteStreams;
@@ -31,21 +31,25 @@ use site_streams::SiteStreams;
 pub trait SiteFacts: Send + Sync + 'static {
     /// Returns true if an EServer of this name is in the site.
     fn has_node<'a>(&'a self, site: &'a str, node: &'a str) -> ConnectorFuture<'a, bool>;
-    fn pins<'a>(&'a self, site: &'a str) -> ConnectorFuture<'a, Vec<SubscriptionScope>>;
+    /// `None`: it is not known now.
+    fn pins<'a>(&'a self, site: &'a str) -> ConnectorFuture<'a, Option<Vec<SubscriptionScope>>>;
 }
 
 /// The purposes of a stream, as its header names them.
 pub const SYNC_TARGET: &str = "sync";
 pub const REQUEST_TARGET: &str = "request";
+pub const ACCESS_TARGET: &str = "access";
 
 /// The cluster behind the cloud.
 pub struct Upstream {
     cluster: ClusterClient,
     feeds: Arc<ResourceFeeds>,
-    access: AccessReviews,
+    access: AccessDecisions,
     sites: Arc<dyn SiteFacts>,
     subscriptions: SiteStreams,
     requests: SiteStreams,
+    /// Streams of questions about access.
+    questions: SiteStreams,
 }
 
 /// Subscriptions that one site may have open at the same time. A site holds a few dozen resources, and one subscription
@@ -53,15 +57,19 @@ pub struct Upstream {
 const SUBSCRIPTIONS_PER_SITE_MAX: usize = 8_192;
 /// Requests and upgraded connections of one site. Each has a connection to the API server.
 const REQUESTS_PER_SITE_MAX: usize = 1_024;
+// An edge has one; a site has few gateways, and an old stream may end late. Each holds thousands of decisions.
+const QUESTION_STREAMS_PER_SITE_MAX: usize = 4;
 
 impl Upstream {
     /// Reads the kubeconfig. The cluster need not be reachable yet.
     pub async fn open(kubeconfig: &Path, sites: Arc<dyn SiteFacts>) -> Result<Upstream, ClusterError> {
         let cluster = ClusterClient::open(kubeconfig).await?;
-        let (feeds, access) = (ResourceFeeds::new(cluster.clone()), AccessReviews::new(cluster.clone()));
+        let feeds = ResourceFeeds::new(cluster.clone());
+        let access = AccessDecisions::new(cluster.clone(), feeds.clone());
         let (subscriptions, requests) =
             (SiteStreams::new(SUBSCRIPTIONS_PER_SITE_MAX), SiteStreams::new(REQUESTS_PER_SITE_MAX));
-        Ok(Upstream { cluster, feeds, access, sites, subscriptions, requests })
+        let questions = SiteStreams::new(QUESTION_STREAMS_PER_SITE_MAX);
+        Ok(Upstream { cluster, feeds, access, sites, subscriptions, requests, questions })
     }
 
     /// Serves a stream that a gateway of `site` opened for `target`.
@@ -70,13 +78,20 @@ impl Upstream {
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         // A stream that is dropped is reset; the edge tries again later.
-        let streams = if target == SYNC_TARGET { &self.subscriptions } else { &self.requests };
+        let streams = match target {
+            SYNC_TARGET => &self.subscriptions,
+            ACCESS_TARGET => &self.questions,
+            _ => &self.requests,
+        };
         // The site decides how often this is logged, so it is not a warning.
         let Some(counted) = streams.begin(&site) else {
             return tracing::debug!(site, target, "the site has too many streams of the API cache open");
         };
         let ended = match target {
             SYNC_TARGET => subscription::serve(&self, &site, counted.memory(), stream)
+                .await
+                .map_err(|error| error_chain(&error)),
+            ACCESS_TARGET => access::session::serve(&self, &site, counted.memory(), stream)
                 .await
                 .map_err(|error| error_chain(&error)),
             REQUEST_TARGET => passthrough::serve(self, site.clone(), Arc::new(counted), stream)
@@ -148,7 +163,7 @@ pub(crate) struct TestFacts {
 
 #[cfg(test)]
 impl TestFacts {
-    pub fn leave(&self) {
+    pub fn revoke(&self) {
         self.has_left.store(true, std::sync::atomic::Ordering::SeqCst);
     }
 
@@ -163,14 +178,10 @@ impl SiteFacts for TestFacts {
         Box::pin(async move { self.is_there() && (site, node) == ("oslo", "n1") })
     }
 
-    fn pins<'a>(&'a self, _: &'a str) -> ConnectorFuture<'a, Vec<SubscriptionScope>> {
-        let pin = SubscriptionScope {
-            resource: crate::resource::ResourceName::new("", "v1", "nodes"),
-            namespace: String::new(),
-            label_selector: String::new(),
-            field_selector: String::new(),
-        };
-        Box::pin(async move { if self.is_there() { vec![pin] } else { Vec::new() } })
+    fn pins<'a>(&'a self, _: &'a str) -> ConnectorFuture<'a, Option<Vec<SubscriptionScope>>> {
+        let all = |plural: &str| SubscriptionScope::all(crate::resource::ResourceName::new("", "v1", plural));
+        let maps = SubscriptionScope { namespace: "shop".into(), ..all("configmaps") };
+        Box::pin(async move { Some(if self.is_there() { vec![all("nodes"), maps] } else { Vec::new() }) })
     }
 }
 

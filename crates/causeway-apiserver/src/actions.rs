@@ -67,7 +67,7 @@ pub struct ActionResponse {
 
 /// The verb, kind and name of a call, for the administrative audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AdminDeed {
+pub struct AdminAction {
     pub verb: String,
     pub kind: String,
     pub name: String,
@@ -135,7 +135,7 @@ pub trait Actions: Send + Sync + 'static {
     /// Returns the change or disclosure that a call asks for, judged by method, path and body alone.
     /// `Some(None)`: the call needs no record. `None`: the implementation does not know the call; the server
     /// then records it by its path, unless it is a GET.
-    fn administrative(&self, _method: &Method, _path: &str, _body: &[u8]) -> Option<Option<AdminDeed>> {
+    fn administrative(&self, _method: &Method, _path: &str, _body: &[u8]) -> Option<Option<AdminAction>> {
         None
     }
 }

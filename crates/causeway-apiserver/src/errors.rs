@@ -66,7 +66,8 @@ impl RegistryError {
     }
 }
 
-/// No other code compares codes and reasons of a `Status`.
+/// The one place where the codes and reasons of a registry's `Status` become a variant. Clients of the API, such as the
+/// command line, read codes and reasons of responses on their own.
 impl From<Status> for RegistryError {
     fn from(status: Status) -> RegistryError {
         let variant = match (status.code, status.reason.as_str()) {
@@ -220,7 +221,7 @@ pub fn cannot_impersonate(caller: &Identity, resource: &str, group: &str, name: 
     let shown: String = name.chars().take(200).collect();
     let mut refused = Status::forbidden(user, "", "");
     refused.message = format!(
-        "{resource} \"{shown}\" is forbidden: User \"{user}\" cannot impersonate resource \"{resource}\" in API group \"{group}\" at the cluster scope: only an admin acts as others"
+        "{resource} \"{shown}\" is forbidden: User \"{user}\" cannot impersonate resource \"{resource}\" in API group \"{group}\" at the cluster scope: only an admin may impersonate"
     );
     refused.details = Some(StatusDetails {
         name: shown,

@@ -52,7 +52,7 @@ pub struct Handler {
     pub readiness: Readiness,
     pub metrics: ApiMetrics,
     pub limits: ApiLimits,
-    pub line: RequestQueue,
+    pub requests: RequestQueue,
     pub bodies: RequestQueue,
     pub watches: WatchLimits,
     pub failures: AuthFailures,
@@ -63,7 +63,7 @@ pub struct Handler {
 }
 
 /// A request that is being handled, without its body.
-struct Asking<'a> {
+struct RequestContext<'a> {
     head: &'a http::request::Parts,
     accept: Vec<MediaRange>,
     /// The identity whose rights count.
@@ -157,33 +157,39 @@ impl Handler {
         }
         let ask = ask?;
         self.allow(&identity, &ask, &head.method).await?;
-        let asking = Asking { head, accept: request::accept(&head.headers), identity, caller, user, stop };
+        let context =
+            RequestContext { head, accept: request::accept(&head.headers), identity, caller, user, stop };
         let ask = match ask {
             // A watch takes no permit: it may last for an hour.
             ApiRequest::Object(object) if matches!(object.verb, ObjectVerb::Watch(_)) => {
-                return self.object(&asking, object, Bytes::new(), act).await;
+                return self.object(&context, object, Bytes::new(), act).await;
             }
             ask => ask,
         };
         // The body is read before a permit is taken: a client that sends half a body delays only itself. The
         // body counts against its limit while it is in memory, to the end of the request.
-        let _held = if body.is_end_stream() { None } else { Some(self.sit(&self.bodies, &asking).await?) };
+        let _held =
+            if body.is_end_stream() { None } else { Some(self.acquire_slot(&self.bodies, &context).await?) };
         let body = self.read_body(head, body, self.limits.body_bytes_max).await?;
-        let _seat = self.sit(&self.line, &asking).await?;
+        let _permit = self.acquire_slot(&self.requests, &context).await?;
         match ask {
-            ApiRequest::Object(object) => self.object(&asking, object, body, act).await,
-            ApiRequest::Discovery(what) => documents::discovery(what, &asking.accept, &head.headers),
-            ApiRequest::OpenApi(what) => documents::openapi(&what, &asking.accept, &head.headers),
+            ApiRequest::Object(object) => self.object(&context, object, body, act).await,
+            ApiRequest::Discovery(what) => documents::discovery(what, &context.accept, &head.headers),
+            ApiRequest::OpenApi(what) => documents::openapi(&what, &context.accept, &head.headers),
             ApiRequest::Version => Ok(respond::json(StatusCode::OK, documents::version().to_string())),
-            ApiRequest::Review(what) => self.review(&asking, what, &body),
-            ApiRequest::Action { path, query } => self.action(&asking, path, query, body, act).await,
+            ApiRequest::Review(what) => self.review(&context, what, &body),
+            ApiRequest::Action { path, query } => self.action(&context, path, query, body, act).await,
             ApiRequest::Probe { probe, verbose } => Ok(self.probe(probe, verbose)),
             ApiRequest::Console(_) => Err(Status::no_such_path(head.uri.path())),
         }
     }
 
-    async fn sit(&self, line: &RequestQueue, asking: &Asking<'_>) -> Result<RequestPermit, Status> {
-        line.seat(&asking.user).await.map_err(|_| {
+    async fn acquire_slot(
+        &self,
+        queue: &RequestQueue,
+        context: &RequestContext<'_>,
+    ) -> Result<RequestPermit, Status> {
+        queue.acquire(&context.user).await.map_err(|_| {
             self.metrics.rejected("crowded");
             Status::too_many_requests("too many requests of this client are under way; try again later", 1)
         })
@@ -273,28 +279,28 @@ impl Handler {
 
     fn review(
         &self,
-        asking: &Asking<'_>,
+        context: &RequestContext<'_>,
         what: ReviewRequest,
         bytes: &Bytes,
     ) -> Result<Response<Body>, Status> {
         let content_type =
-            asking.head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+            context.head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let question = review::parse(what, content_type, bytes)?;
-        let answer = review::answer(what, &asking.identity, &question, self.registry.now())?;
+        let answer = review::answer(what, &context.identity, &question, self.registry.now())?;
         Ok(respond::json(StatusCode::CREATED, answer.to_string()))
     }
 
     async fn action(
         &self,
-        asking: &Asking<'_>,
+        context: &RequestContext<'_>,
         path: String,
         query: Option<String>,
         body: Bytes,
         act: &mut Act<'_>,
     ) -> Result<Response<Body>, Status> {
-        let method = asking.head.method.clone();
+        let method = context.head.method.clone();
         if method != Method::GET {
-            let (caller, user) = (&asking.caller.user, &asking.identity.user);
+            let (caller, user) = (&context.caller.user, &context.identity.user);
             tracing::info!(target: "audit", caller, user, %method, path, "action");
         }
         act.is_action(&*self.actions, &method, &path, &body);
@@ -306,18 +312,18 @@ impl Handler {
         }
         let audit = act.caller_audit(self.admin_audit.clone());
         let request = ActionRequest { method, path, query, body, audit };
-        let done = self.actions.call(&asking.identity, request).await.map_err(errors::from_action)?;
+        let done = self.actions.call(&context.identity, request).await.map_err(errors::from_action)?;
         act.has_made(done.made);
         let content_type = http::HeaderValue::from_static(done.content_type);
         let mut response = respond::whole(done.code, content_type, Bytes::new());
         *response.body_mut() = match done.body {
             ActionBody::Bytes(bytes) => Body::Whole(bytes),
             ActionBody::Stream(stream) => {
-                let permit = self.enter_long_response(asking, &CancellationToken::new())?;
+                let permit = self.enter_long_response(context, &CancellationToken::new())?;
                 Body::Stream(Box::pin(cut_off(stream, permit)))
             }
             ActionBody::Endless(stream) => {
-                let permit = self.enter_long_response(asking, &asking.stop)?;
+                let permit = self.enter_long_response(context, &context.stop)?;
                 let ended = async move { permit.stopped().await };
                 Body::Stream(Box::pin(stream.take_until(ended)))
             }
@@ -328,10 +334,10 @@ impl Handler {
     /// Counts a response that may last. It ends with the caller's credential and with `stop`.
     fn enter_long_response(
         &self,
-        asking: &Asking<'_>,
+        context: &RequestContext<'_>,
         stop: &CancellationToken,
     ) -> Result<WatchPermit, Status> {
-        self.watches.enter(&asking.caller, &asking.user, stop).ok_or_else(|| {
+        self.watches.enter(&context.caller, &context.user, stop).ok_or_else(|| {
             self.metrics.rejected("watches");
             Status::too_many_requests("this client watches as much as it may; end a watch first", 1)
         })

@@ -33,10 +33,10 @@ pub mod review;
 pub mod server;
 
 pub use actions::{
-    ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed, CallerAudit,
+    ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminAction, CallerAudit,
 };
 pub use admin_audit::{AdminAudit, AdminRecord, NoAdminAudit};
-pub use clock::{Clock, SystemClock};
+pub use clock::{SystemClock, TimeSource};
 pub use errors::RegistryError;
 pub use gateway_stats::{GatewayStatsSource, NoGatewayStats};
 pub use identity::{AuthFailure, Authenticator, Identity, Role};

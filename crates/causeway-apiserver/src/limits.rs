@@ -118,7 +118,7 @@ impl RequestQueue {
     }
 
     /// Waits for a permit; a full queue or a long wait is refused.
-    pub async fn seat(&self, caller: &Arc<str>) -> Result<RequestPermit, TooManyRequests> {
+    pub async fn acquire(&self, caller: &Arc<str>) -> Result<RequestPermit, TooManyRequests> {
         let (ticket, turn) = {
             let mut state = self.lock();
             match state.seats.enter(caller) {
@@ -143,9 +143,9 @@ impl RequestQueue {
         }
     }
 
-    fn leave(&self, caller: &Arc<str>) {
+    fn release(&self, caller: &Arc<str>) {
         let mut state = self.lock();
-        for ticket in state.seats.leave(caller) {
+        for ticket in state.seats.release(caller) {
             // A request that was given a permit and no longer waits returns it when `QueuedRequest` is dropped.
             if let Some(sender) = state.called.remove(&ticket) {
                 let _ = sender.send(());
@@ -174,14 +174,14 @@ impl Drop for QueuedRequest {
             state.seats.give_up(&self.caller, ticket)
         };
         if !waited {
-            self.queue.leave(&self.caller);
+            self.queue.release(&self.caller);
         }
     }
 }
 
 impl Drop for RequestPermit {
     fn drop(&mut self) {
-        self.queue.leave(&self.caller);
+        self.queue.release(&self.caller);
     }
 }
 
@@ -202,17 +202,17 @@ mod tests {
     async fn a_seat_is_waited_for_and_the_wait_ends() {
         let queue = queue(1, 1);
         let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
-        let seat = queue.seat(&a).await.unwrap();
+        let permit = queue.acquire(&a).await.unwrap();
         let waiting = tokio::spawn({
             let (queue, b) = (queue.clone(), b.clone());
-            async move { queue.seat(&b).await.map(|_| ()) }
+            async move { queue.acquire(&b).await.map(|_| ()) }
         });
         tokio::task::yield_now().await;
-        drop(seat);
+        drop(permit);
         assert_eq!(waiting.await.unwrap(), Ok(()));
-        let _seat = queue.seat(&a).await.unwrap();
+        let _permit = queue.acquire(&a).await.unwrap();
         assert_eq!(
-            queue.seat(&b).await.err(),
+            queue.acquire(&b).await.err(),
             Some(TooManyRequests),
             "nobody stands up, so the wait runs out"
         );
@@ -222,13 +222,13 @@ mod tests {
     async fn whoever_stops_waiting_blocks_nobody() {
         let queue = queue(1, 5);
         let a: Arc<str> = "a".into();
-        let seat = queue.seat(&a).await.unwrap();
+        let permit = queue.acquire(&a).await.unwrap();
         for _ in 0..3 {
-            let waiting = queue.seat(&a);
+            let waiting = queue.acquire(&a);
             assert!(tokio::time::timeout(Duration::from_millis(1), waiting).await.is_err());
         }
-        drop(seat);
-        assert!(queue.seat(&a).await.is_ok());
+        drop(permit);
+        assert!(queue.acquire(&a).await.is_ok());
         assert!(queue.lock().called.is_empty());
     }
 }

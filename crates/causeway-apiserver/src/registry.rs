@@ -25,7 +25,7 @@ use bytes::Bytes;
 use causeway_api::{ApiVersion, Kind, Object, Status, Time, wire};
 use causeway_store::{Revision, Store, StoreRecord};
 
-use crate::Clock;
+use crate::TimeSource;
 use crate::admin_audit::{AdminAudit, AdminRecord};
 use crate::errors::{self, ErrorSubject, RegistryError};
 use crate::request::options::VersionMatch;
@@ -40,7 +40,7 @@ pub use write::WriteResult;
 /// The registry of objects in front of the store.
 pub struct Registry {
     store: Store,
-    clock: Arc<dyn Clock>,
+    clock: Arc<dyn TimeSource>,
     watch_readers: KindReaders,
     hooks: RegistryHooks,
     /// The number of events in the store, as last counted by the part that drops them.
@@ -106,11 +106,11 @@ impl<'a> ObjectAuthor<'a> {
 
 impl Registry {
     /// A registry without hooks.
-    pub fn new(store: Store, clock: Arc<dyn Clock>) -> Registry {
+    pub fn new(store: Store, clock: Arc<dyn TimeSource>) -> Registry {
         Registry::with_hooks(store, clock, RegistryHooks::default())
     }
 
-    pub fn with_hooks(store: Store, clock: Arc<dyn Clock>, hooks: RegistryHooks) -> Registry {
+    pub fn with_hooks(store: Store, clock: Arc<dyn TimeSource>, hooks: RegistryHooks) -> Registry {
         let watch_readers = KindReaders::new(StoreSource(store.clone()));
         Registry { store, clock, watch_readers, hooks, event_count: AtomicUsize::new(0) }
     }
@@ -164,7 +164,7 @@ impl Registry {
         Ok(self.store.revision().await.map_err(|error| errors::from_store(&error, about))?)
     }
 
-    pub fn clock(&self) -> Arc<dyn Clock> {
+    pub fn clock(&self) -> Arc<dyn TimeSource> {
         self.clock.clone()
     }
 

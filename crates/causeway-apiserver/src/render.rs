@@ -12,15 +12,15 @@ use crate::registry::ListPage;
 use crate::request::media::{MetaVersion, ObjectView};
 use crate::request::options::IncludeObject;
 use crate::watch::ObjectFormat;
-use crate::{Clock, GatewayStatsSource, NoGatewayStats, SystemClock};
+use crate::{GatewayStatsSource, NoGatewayStats, SystemClock, TimeSource};
 
 pub struct Renderer {
     stats: Arc<dyn GatewayStatsSource>,
-    clock: Arc<dyn Clock>,
+    clock: Arc<dyn TimeSource>,
 }
 
 impl Renderer {
-    pub fn new(stats: Arc<dyn GatewayStatsSource>, clock: Arc<dyn Clock>) -> Renderer {
+    pub fn new(stats: Arc<dyn GatewayStatsSource>, clock: Arc<dyn TimeSource>) -> Renderer {
         Renderer { stats, clock }
     }
 

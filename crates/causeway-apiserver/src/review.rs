@@ -4,6 +4,7 @@
 
 mod protobuf;
 
+use causeway_api::management::paths;
 use causeway_api::{ApiVersion, GROUP, Kind, Status, Time};
 use http::Method;
 use serde_json::{Value, json};
@@ -152,9 +153,7 @@ fn rules(identity: &Identity, body: &Value) -> Value {
         Role::Admin => paths = vec![json!({ "verbs": ["*"], "nonResourceURLs": ["*"] })],
         Role::Viewer => {
             paths.push(json!({ "verbs": ["get"], "nonResourceURLs": descriptions }));
-            paths.push(
-                json!({ "verbs": ["get"], "nonResourceURLs": ["/causeway/v1/status", "/causeway/v1/audit"] }),
-            );
+            paths.push(json!({ "verbs": ["get"], "nonResourceURLs": [paths::STATUS, paths::AUDIT] }));
         }
         Role::Gateway { .. } | Role::Delegated | Role::Unprivileged => {
             paths.push(json!({ "verbs": ["get"], "nonResourceURLs": descriptions }));
@@ -221,8 +220,8 @@ mod tests {
                 ["allowed"]
                 == true
         };
-        assert!(path(Role::Viewer, "/causeway/v1/status"));
-        assert!(!path(Role::Viewer, "/causeway/v1/tokens"));
+        assert!(path(Role::Viewer, paths::STATUS));
+        assert!(!path(Role::Viewer, paths::TOKENS));
         assert!(path(Role::Viewer, "/healthz"));
         assert!(!path(Role::Viewer, "/metrics"));
     }

@@ -84,7 +84,7 @@ impl ApiServer {
         let metrics = ApiMetrics::register(&parts.metrics);
         let renderer = Renderer::new(parts.stats, parts.registry.clock());
         let handler = Handler {
-            line: RequestQueue::for_work(&parts.limits),
+            requests: RequestQueue::for_work(&parts.limits),
             bodies: RequestQueue::for_bodies(&parts.limits),
             watches: WatchLimits::new(parts.limits.watches_per_identity_max),
             failures: AuthFailures::new(parts.limits.failures_per_minute_max),

@@ -90,7 +90,7 @@ pub struct LinkDialer {
     quic: Arc<Mutex<Option<QuicClient>>>,
     /// Retry tickets of busy ports, presented with the next attempt. Bounded by the number of addresses to
     /// dial.
-    numbers: Arc<Mutex<HashMap<SocketAddr, RetryTicket>>>,
+    retry_tickets: Arc<Mutex<HashMap<SocketAddr, RetryTicket>>>,
 }
 
 impl LinkDialer {
@@ -99,7 +99,7 @@ impl LinkDialer {
             config: Arc::new(config),
             signer: Arc::default(),
             quic: Arc::default(),
-            numbers: Arc::default(),
+            retry_tickets: Arc::default(),
         }
     }
 
@@ -109,7 +109,7 @@ impl LinkDialer {
             config: Arc::new(config),
             signer: Arc::default(),
             quic: self.quic.clone(),
-            numbers: Arc::default(),
+            retry_tickets: Arc::default(),
         }
     }
 
@@ -122,8 +122,8 @@ impl LinkDialer {
         self.dial_over(self.config.transports, self.config.attempt_max).await
     }
 
-    /// As `dial`, with one transport if one is named, and with its own deadline.
-    pub async fn dial_patiently(
+    /// As `dial`, with this transport (`None`: the configured ones) and this deadline of each attempt.
+    pub async fn dial_with(
         &self,
         transport: Option<Transport>,
         attempt_max: Duration,
@@ -214,9 +214,13 @@ impl LinkDialer {
         self.config.proxy.as_ref().filter(|proxy| proxy.applies_to(endpoint))
     }
 
-    async fn resolve(&self, number: usize, max: Duration) -> (usize, Result<Vec<SocketAddr>, AttemptError>) {
-        let addresses = resolve(&self.config.endpoints[number], max).await;
-        (number, addresses)
+    async fn resolve(
+        &self,
+        endpoint: usize,
+        max: Duration,
+    ) -> (usize, Result<Vec<SocketAddr>, AttemptError>) {
+        let addresses = resolve(&self.config.endpoints[endpoint], max).await;
+        (endpoint, addresses)
     }
 
     fn attempt(
@@ -245,16 +249,16 @@ impl LinkDialer {
 
     async fn over_quic(&self, address: SocketAddr, tls: ClientConfig) -> Result<Link, AttemptError> {
         let client = self.quic_client().map_err(AttemptError::Socket)?;
-        let number = self.numbers().remove(&address);
-        let connected = client.connect_as(address, tls, number).await;
+        let ticket = self.retry_tickets().remove(&address);
+        let connected = client.connect_as(address, tls, ticket).await;
         if let Err(ConnectError::Busy(busy)) = &connected {
-            self.numbers().insert(address, busy.number);
+            self.retry_tickets().insert(address, busy.number);
         }
         connected.map_err(AttemptError::Quic)
     }
 
-    fn numbers(&self) -> MutexGuard<'_, HashMap<SocketAddr, RetryTicket>> {
-        self.numbers.lock_ignoring_poison()
+    fn retry_tickets(&self) -> MutexGuard<'_, HashMap<SocketAddr, RetryTicket>> {
+        self.retry_tickets.lock_ignoring_poison()
     }
 
     /// The socket is bound on first use, and kept.

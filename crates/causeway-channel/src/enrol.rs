@@ -15,7 +15,7 @@ use tokio_rustls::client::TlsStream;
 use crate::clock::{self, Clock, ClockSkew, UtcTimestamp, from_unix_seconds, unix_seconds};
 use crate::dial::ConnectProxy;
 use crate::key::{KeyError, PrivateKey};
-use crate::peer::{CertificateFacts, PeerId};
+use crate::peer::{CertificateFacts, KeyHash, PeerId};
 use crate::tls::{self, TlsCredentials, TlsError, TrustAnchors, ValidityNote};
 use crate::token::{ChannelEndpoint, JoinToken, TokenSecret};
 use crate::wire::{
@@ -54,13 +54,16 @@ pub struct IssuedCertificate {
 pub enum EnrolError {
     #[error("no endpoint of the cloud is known")]
     NoEndpoint,
-    #[error("the cloud at {endpoint} cannot be reached")]
+    #[error(
+        "the cloud at {endpoint} cannot be reached: check that it runs, that no firewall closes the port, \
+         and that the address is right (it is the --advertise of the cloud that made the token)"
+    )]
     Unreachable { endpoint: ChannelEndpoint, source: std::io::Error },
     #[error("the cloud at {endpoint} did not answer within {} seconds", deadline.as_secs())]
     Timeout { endpoint: ChannelEndpoint, deadline: Duration },
     #[error(
-        "who answers at {endpoint} is not the cloud this edge belongs to: its certificate is from another CA \
-         (a token of another cloud, a CA that was replaced since, or somebody in between); \
+        "the server at {endpoint} is not the cloud that this edge belongs to: its certificate is from another CA \
+         (a token of another cloud, a CA that was replaced since, or an interception in between); \
          check the address, or create a new token"
     )]
     WrongAuthority { endpoint: ChannelEndpoint },
@@ -117,13 +120,35 @@ pub async fn enrol(
     let ask = enrol_ask(&token.secret, key.request(&token.peer)?);
     let (answer, time) = exchange(contact, None, ask).await?;
     let issued = check(answer, time, key, &token.peer)?;
-    // The token pins the CA of the cloud; a bundle without it would be another cloud's.
-    let pinned = |authority: &CertificateDer<'_>| {
-        CertificateFacts::read(authority).is_ok_and(|facts| token.authorities.contains(&facts.key))
+    check_pinned(&issued, &token.authorities)?;
+    Ok(issued)
+}
+
+/// Requests the certificate of the gateway of this pod's node, with the pod's service-account token. The cloud names the gateway.
+/// `authorities` are the hashes of the CAs that the edge may trust at first contact.
+pub async fn enrol_node(
+    contact: &EnrolmentContact,
+    service_account_token: &str,
+    authorities: &[KeyHash],
+    key: &PrivateKey,
+) -> Result<(IssuedCertificate, PeerId), EnrolError> {
+    let message =
+        wire::EnrolNodeMessage { token: service_account_token.to_owned(), csr: key.unnamed_request()? };
+    let (answer, time) = exchange(contact, None, EnrolmentRequestBody::EnrolNode(message)).await?;
+    let issued = read_issued(answer, time, key)?;
+    let peer = issued.facts.peer.clone().ok_or(EnrolError::Answer("its certificate names no gateway"))?;
+    check_pinned(&issued, authorities)?;
+    Ok((issued, peer))
+}
+
+// The CA of the cloud is pinned at first contact; a bundle without it would be another cloud's.
+fn check_pinned(issued: &IssuedCertificate, pins: &[KeyHash]) -> Result<(), EnrolError> {
+    let is_pinned = |authority: &CertificateDer<'_>| {
+        CertificateFacts::read(authority).is_ok_and(|facts| pins.contains(&facts.key))
     };
-    match issued.authorities.iter().any(pinned) {
-        true => Ok(issued),
-        false => Err(EnrolError::Answer("its bundle lacks the CA that the token names")),
+    match issued.authorities.iter().any(is_pinned) {
+        true => Ok(()),
+        false => Err(EnrolError::Answer("its bundle lacks the CA that this edge was told to trust")),
     }
 }
 
@@ -292,6 +317,19 @@ fn check(
     key: &PrivateKey,
     peer: &PeerId,
 ) -> Result<IssuedCertificate, EnrolError> {
+    let issued = read_issued(answer, cloud_time, key)?;
+    match issued.facts.peer.as_ref() == Some(peer) {
+        true => Ok(issued),
+        false => Err(EnrolError::Answer("its certificate is for another gateway")),
+    }
+}
+
+/// Checks everything but the name in the certificate.
+fn read_issued(
+    answer: EnrolmentResponseBody,
+    cloud_time: SystemTime,
+    key: &PrivateKey,
+) -> Result<IssuedCertificate, EnrolError> {
     let EnrolmentResponseBody::Issued(issued) = answer else {
         return Err(EnrolError::Answer("it answers another question"));
     };
@@ -300,9 +338,6 @@ fn check(
         .map_err(|_| EnrolError::Answer("its certificate cannot be read"))?;
     if facts.key != key.hash() {
         return Err(EnrolError::Answer("its certificate is for another key"));
-    }
-    if facts.peer.as_ref() != Some(peer) {
-        return Err(EnrolError::Answer("its certificate is for another gateway"));
     }
     let authorities: Vec<_> = issued.authorities.into_iter().map(CertificateDer::from).collect();
     tls::verify_client(&certificate, &authorities)

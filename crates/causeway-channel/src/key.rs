@@ -59,6 +59,14 @@ impl PrivateKey {
         &self.pair
     }
 
+    /// Returns a certificate request in DER that names no gateway.
+    pub fn unnamed_request(&self) -> Result<Vec<u8>, KeyError> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        let request = params.serialize_request(&self.pair).map_err(KeyError::Request)?;
+        Ok(request.der().to_vec())
+    }
+
     /// Returns a certificate request in DER. `wish` is for people who read it.
     pub fn request(&self, wish: &PeerId) -> Result<Vec<u8>, KeyError> {
         let mut params = CertificateParams::default();
@@ -210,6 +218,8 @@ mod tests {
         let mut params = CertificateParams::default();
         let nothing = params.serialize_request(&pair).unwrap();
         assert_eq!(CertificateRequest::read(nothing.der()).unwrap().wish, RequestedIdentity::Nothing);
+        let unnamed = PrivateKey::generate().unwrap().unnamed_request().unwrap();
+        assert_eq!(CertificateRequest::read(&unnamed).unwrap().wish, RequestedIdentity::Nothing);
         params.subject_alt_names = vec![SanType::DnsName("cloud.example".try_into().unwrap())];
         let dns = params.serialize_request(&pair).unwrap();
         assert!(matches!(CertificateRequest::read(dns.der()).unwrap().wish, RequestedIdentity::Other(_)));

@@ -1,4 +1,4 @@
-//! One link to a peer, over either transport: streams that begin with a header, datagrams, and close reasons.
+//! One link to a peer, over either transport: streams that begin with a header, their datagrams, and close reasons.
 //!
 //! Created by `quic` or `tcp`, returned by the port and the dialer. This module is only the common API:
 //! authorization, sessions and pings are left to the callers.
@@ -30,9 +30,7 @@ pub use secondary::{SlotLink, SlotState};
 
 pub use flow::{DatagramFlow, DatagramFlowRecv, DatagramFlowSend, DatagramPath};
 pub use header::{HEADER_BYTES_MAX, HeaderError, PREFIX_BYTES, StreamHeader, StreamOrigin, StreamPurpose};
-pub use reason::{
-    CloseCode, CloseReason, ClosedBy, DatagramError, LinkClosed, Reset, ResetCode, StreamError,
-};
+pub use reason::{CloseCode, CloseReason, ClosedBy, LinkClosed, Reset, ResetCode, StreamError};
 pub use receive_budget::ReceiveBudget;
 pub(crate) use receive_budget::{BudgetShare, QUIC_WINDOW_BYTES_MIN};
 
@@ -81,7 +79,8 @@ pub struct LinkLimits {
     pub stream_window_bytes: u32,
     /// Bytes that were written here and are not yet acknowledged, over all streams.
     pub send_window_bytes: u32,
-    /// Queued datagrams per direction; older ones (received) or newer ones (to be sent) are dropped.
+    /// Queued QUIC datagrams of streams per direction. Older received ones are dropped; those to be sent are sent on
+    /// their stream instead.
     pub datagram_buffer_bytes: usize,
 }
 
@@ -125,8 +124,8 @@ pub struct LinkStats {
     /// QUIC datagrams of streams, sent and received.
     pub datagrams_sent: u64,
     pub datagrams_received: u64,
-    /// Datagrams dropped because a send, receive or application queue was full, or because no stream accepts
-    /// them.
+    /// Datagrams that arrived and were dropped because a queue was full, or because no stream accepts them. Those
+    /// of the link itself, which older peers could send, belong to no stream.
     pub datagrams_dropped: u64,
 }
 
@@ -333,29 +332,6 @@ impl Link {
         Ok(accepted)
     }
 
-    /// Queues a datagram. Never waits.
-    pub fn send_datagram(&self, data: Bytes) -> Result<(), DatagramError> {
-        match &self.inner {
-            LinkInner::Quic(link) => link.send_datagram(data),
-            LinkInner::Tcp(link) => link.send_datagram(data),
-        }
-    }
-
-    pub async fn read_datagram(&self) -> Result<Bytes, LinkClosed> {
-        match &self.inner {
-            LinkInner::Quic(link) => link.read_datagram().await,
-            LinkInner::Tcp(link) => link.read_datagram().await,
-        }
-    }
-
-    /// Returns the largest datagram. Changes as the path's MTU is discovered.
-    pub fn datagram_bytes_max(&self) -> usize {
-        match &self.inner {
-            LinkInner::Quic(link) => link.datagram_bytes_max(),
-            LinkInner::Tcp(link) => link.datagram_bytes_max(),
-        }
-    }
-
     /// Closes at once; the peer receives code and text. Written bytes that have not arrived are lost.
     pub fn close(&self, reason: CloseReason) {
         if let Some(secondary) = &self.secondary {
@@ -380,6 +356,15 @@ impl Link {
         match &self.inner {
             LinkInner::Quic(link) => link.last_heard(),
             LinkInner::Tcp(link) => link.last_heard(),
+        }
+    }
+
+    /// Counts the frames of the peer that arrived over QUIC, also those that cannot be read yet because earlier ones are
+    /// missing. Over TCP `last_heard` says as much, and this is zero.
+    pub fn frames_received(&self) -> u64 {
+        match &self.inner {
+            LinkInner::Quic(link) => link.frames_received(),
+            LinkInner::Tcp(_) => 0,
         }
     }
 
@@ -421,6 +406,14 @@ impl Link {
             }
             LinkInner::Tcp(link) => Some(link.runtime().clone()),
         }
+    }
+
+    /// As `runtime`, for a caller that is about to open a stream: a QUIC link gets its I/O thread now.
+    pub fn traffic_runtime(&self) -> Option<Handle> {
+        if let LinkInner::Quic(link) = &self.inner {
+            link.begin_traffic();
+        }
+        self.runtime()
     }
 
     /// Returns the current address of the peer; it may change.

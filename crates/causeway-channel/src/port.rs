@@ -2,7 +2,7 @@
 //!
 //! A client gets a handshake and nothing more. The number, rate, source and duration of handshakes are
 //! bounded and counted here. The output is a link whose peer has proved its certificate, or a connection for
-//! enrolment, which needs none. A certificate that `check_certificates` refuses gets no link. Validity in
+//! enrolment, which needs none. A certificate that the check of `with_check` refuses gets no link. Validity in
 //! time and the existence of the gateway are checked later, when the session is admitted; until then the peer
 //! may open one stream.
 
@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -140,7 +140,7 @@ struct Shared {
     links: Arc<Semaphore>,
     metrics: PortMetrics,
     completed: mpsc::Sender<IncomingLink>,
-    certificate_check: OnceLock<CertificateCheck>,
+    certificate_check: Option<CertificateCheck>,
 }
 
 impl ChannelPort {
@@ -159,6 +159,27 @@ impl ChannelPort {
         tls: Arc<ArcSwap<ServerConfig>>,
         keys: EndpointKeys,
         limits: PortLimits,
+    ) -> io::Result<ChannelPort> {
+        ChannelPort::open(sockets, tls, keys, limits, None)
+    }
+
+    /// As `on`, with a check of the certificate that every link must pass, for all protocols.
+    pub fn with_check(
+        sockets: PortSockets,
+        tls: Arc<ArcSwap<ServerConfig>>,
+        keys: EndpointKeys,
+        limits: PortLimits,
+        check: CertificateCheck,
+    ) -> io::Result<ChannelPort> {
+        ChannelPort::open(sockets, tls, keys, limits, Some(check))
+    }
+
+    fn open(
+        sockets: PortSockets,
+        tls: Arc<ArcSwap<ServerConfig>>,
+        keys: EndpointKeys,
+        limits: PortLimits,
+        certificate_check: Option<CertificateCheck>,
     ) -> io::Result<ChannelPort> {
         let address = sockets.local_addr();
         let quic = QuicServer::new(sockets.udp, tls.clone(), &keys, limits.quic.clone())?;
@@ -181,7 +202,7 @@ impl ChannelPort {
             links: Arc::new(Semaphore::new(limits.links_max)),
             metrics: PortMetrics::default(),
             completed: sender,
-            certificate_check: OnceLock::new(),
+            certificate_check,
             limits,
         };
         let handshakes = JoinSet::new();
@@ -190,11 +211,6 @@ impl ChannelPort {
 
     pub fn local_addr(&self) -> SocketAddr {
         self.address
-    }
-
-    /// Sets the check that every link must pass, for all protocols. Set once, before the first `accept`.
-    pub fn check_certificates(&self, check: CertificateCheck) {
-        let _ = self.shared.certificate_check.set(check);
     }
 
     pub fn metrics(&self) -> &PortMetrics {
@@ -440,7 +456,7 @@ impl Shared {
             let text = "the replica protocol requires the certificate of a cloud replica";
             return Err((RejectReason::Certificate, CloseReason::new(CloseCode::NotAdmitted, text)));
         }
-        if let Some(check) = self.certificate_check.get() {
+        if let Some(check) = &self.certificate_check {
             check(certificate, client).map_err(|reason| (RejectReason::Certificate, reason))?;
         }
         let place = self.links.clone().try_acquire_owned().map_err(|_| {
@@ -505,7 +521,7 @@ impl HalfOpenGuard {
 impl Drop for HalfOpenGuard {
     fn drop(&mut self) {
         let mut half_open = self.shared.half_open.lock_ignoring_poison();
-        half_open.leave(self.id);
+        half_open.remove(self.id);
         self.shared.metrics.half_open.set(half_open.len() as i64);
     }
 }

@@ -18,14 +18,14 @@ mod workarounds;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use quinn::{Connection, ConnectionError, SendDatagramError, VarInt};
+use quinn::{Connection, ConnectionError, VarInt};
 use rustls_pki_types::CertificateDer;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
@@ -35,11 +35,11 @@ use self::datagrams::{DatagramCounts, DatagramRouter};
 use self::driver_thread::DriverThread;
 use self::workarounds::observed_controller;
 use crate::link::{
-    BudgetShare, CloseCode, CloseReason, ClosedBy, DatagramError, HEADER_DEADLINE, LinkClosed, LinkLimits,
-    LinkSide, LinkStats, PREFIX_BYTES, PathStats, ReceiveBudget, ResetCode, Stream, StreamError,
-    StreamHeader, StreamPurpose,
+    BudgetShare, CloseCode, CloseReason, ClosedBy, HEADER_DEADLINE, LinkClosed, LinkLimits, LinkSide,
+    LinkStats, PREFIX_BYTES, PathStats, ReceiveBudget, ResetCode, Stream, StreamError, StreamHeader,
+    StreamPurpose,
 };
-use crate::wire::datagrams::{NUMBER_BYTES_MAX, OF_THE_LINK, WELCOME, beside};
+use crate::wire::datagrams::{OF_THE_LINK, WELCOME};
 use causeway_api::sync::MutexExt;
 
 pub use busy_refusal::{BusyRefusal, NUMBER_BYTES, RetryTicket};
@@ -64,8 +64,6 @@ struct Inner {
     counters: Arc<LinkCounters>,
     closed_by_us: OnceLock<CloseReason>,
     router: Arc<DatagramRouter>,
-    /// Mailbox for datagrams of the link itself; created by the first read.
-    mailbox: OnceLock<Arc<DatagramMailbox>>,
     incoming: Mutex<FuturesUnordered<IncomingStream>>,
     /// The part of the peer's budget that the window of this link takes.
     share: std::sync::Mutex<Option<BudgetShare>>,
@@ -87,20 +85,11 @@ impl QuicLink {
     fn with(connection: Connection, limits: LinkLimits, streams: u32, driver: Arc<DriverThread>) -> QuicLink {
         let counters = Arc::new(LinkCounters::new(streams.min(limits.streams_max), driver));
         let incoming = Mutex::new(FuturesUnordered::new());
-        let (closed_by_us, mailbox) = (OnceLock::new(), OnceLock::new());
+        let closed_by_us = OnceLock::new();
         let router =
             Arc::new(DatagramRouter::new(connection.clone(), counters.clone(), limits.datagram_buffer_bytes));
         let share = std::sync::Mutex::default();
-        QuicLink(Arc::new(Inner {
-            connection,
-            limits,
-            counters,
-            closed_by_us,
-            router,
-            mailbox,
-            incoming,
-            share,
-        }))
+        QuicLink(Arc::new(Inner { connection, limits, counters, closed_by_us, router, incoming, share }))
     }
 
     /// See `Link::admit` and `Link::admit_within`.
@@ -116,10 +105,18 @@ impl QuicLink {
         if self.0.counters.streams_allowed.fetch_max(allowed, Ordering::Relaxed) < allowed {
             self.0.connection.set_max_concurrent_bi_streams(VarInt::from_u32(allowed));
         }
-        self.0.counters.driver.settle(LinkSide::Accepted);
+        self.0.counters.is_admitted.store(true, Ordering::Relaxed);
     }
 
-    /// The I/O thread of the link, once it is admitted.
+    /// Moves an admitted link to an I/O thread, where it stays. Idle links stay on the common runtime: a fleet that returns, and
+    /// pings, cost less there.
+    pub fn begin_traffic(&self) {
+        if self.0.counters.is_admitted.load(Ordering::Relaxed) {
+            self.0.counters.driver.move_to_io_thread(LinkSide::Accepted);
+        }
+    }
+
+    /// The I/O thread of the link, once it has carried a stream beside the control stream.
     pub fn runtime(&self) -> Option<&Handle> {
         self.0.counters.driver.runtime()
     }
@@ -137,6 +134,7 @@ impl QuicLink {
 
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
         let bytes = header.encode_prefixed()?;
+        self.begin_traffic();
         let opened = self.0.connection.open_bi().await;
         let (send, recv) = opened.map_err(|error| self.0.link_closed(&error))?;
         let open = OpenStreamGuard::new(self.0.counters.clone(), false);
@@ -159,6 +157,7 @@ impl QuicLink {
                 biased;
                 Some(stream) = incoming.next(), if !incoming.is_empty() => {
                     if let Some(stream) = stream {
+                        self.begin_traffic();
                         return Ok(stream);
                     }
                 }
@@ -169,36 +168,6 @@ impl QuicLink {
                 }
             }
         }
-    }
-
-    pub fn send_datagram(&self, data: Bytes) -> Result<(), DatagramError> {
-        let connection = &self.0.connection;
-        let (bytes, bytes_max) = (data.len(), self.datagram_bytes_max());
-        // Without this check quinn would drop the oldest datagram, and the drop would not be counted.
-        if connection.datagram_send_buffer_space() < bytes + NUMBER_BYTES_MAX {
-            if bytes > bytes_max {
-                return Err(DatagramError::TooLarge { bytes, bytes_max });
-            }
-            self.0.counters.datagrams.dropped.fetch_add(1, Ordering::Relaxed);
-            return Err(DatagramError::Full);
-        }
-        connection.send_datagram(beside(OF_THE_LINK, &data)).map_err(|error| match error {
-            SendDatagramError::ConnectionLost(_) => DatagramError::Closed,
-            _ => DatagramError::TooLarge { bytes, bytes_max },
-        })
-    }
-
-    pub async fn read_datagram(&self) -> Result<Bytes, LinkClosed> {
-        let mailbox = self.0.mailbox.get_or_init(|| self.0.router.mailbox(OF_THE_LINK, true));
-        tokio::select! {
-            biased;
-            datagram = mailbox.recv() => Ok(datagram),
-            closed = self.closed() => Err(closed),
-        }
-    }
-
-    pub fn datagram_bytes_max(&self) -> usize {
-        self.0.connection.max_datagram_size().unwrap_or(0).saturating_sub(NUMBER_BYTES_MAX)
     }
 
     pub fn close(&self, reason: CloseReason) {
@@ -214,6 +183,12 @@ impl QuicLink {
     pub fn last_heard(&self) -> Instant {
         let acknowledged = observed_controller::last_acknowledged(&self.0.connection);
         acknowledged.map_or(self.0.counters.last_heard(), |time| time.max(self.0.counters.last_heard()))
+    }
+
+    /// Frames of packets that were decrypted.
+    pub fn frames_received(&self) -> u64 {
+        let frames = self.0.connection.stats().frame_rx;
+        frames.stream + frames.acks + frames.datagram + frames.ping
     }
 
     pub fn rtt(&self) -> Option<Duration> {
@@ -306,7 +281,7 @@ impl Drop for Inner {
 }
 
 /// Creates the mailbox of a stream that carries datagrams. The first stream of a link has none: it is the
-/// control stream, whose number stands for the link itself.
+/// control stream, whose number stands for the link itself. Datagrams of that number are dropped and counted.
 fn mailbox_for(
     header: &StreamHeader,
     router: &DatagramRouter,
@@ -377,6 +352,7 @@ async fn read_header(recv: &mut quinn::RecvStream) -> Result<StreamHeader, Reset
 /// Counters that the halves of streams update, without keeping the link alive.
 struct LinkCounters {
     driver: Arc<DriverThread>,
+    is_admitted: AtomicBool,
     created: Instant,
     /// Nanoseconds after `created`.
     heard: AtomicU64,
@@ -391,6 +367,7 @@ impl LinkCounters {
     fn new(streams_allowed: u32, driver: Arc<DriverThread>) -> LinkCounters {
         LinkCounters {
             driver,
+            is_admitted: AtomicBool::new(false),
             created: Instant::now(),
             heard: AtomicU64::default(),
             streams_open: AtomicU64::default(),

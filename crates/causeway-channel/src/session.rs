@@ -9,12 +9,14 @@ mod supervisor;
 mod backoff;
 mod keepalive;
 mod secondary;
+mod silence;
 mod table;
 mod transport_choice;
 
 pub use backoff::HINT_MAX;
 pub use keepalive::{EVERY as KEEPALIVE_EVERY, EVERY_QUICK as KEEPALIVE_QUICK};
 pub use secondary::{PathSample, SecondaryAction, SecondaryPolicy, TransportPreference};
+pub use silence::{SilenceVerdict, SilenceWatch};
 pub use supervisor::{
     AttemptFailure, LINGER, LinkId, Supervisor, SupervisorAction, SupervisorState, WelcomedSession,
 };

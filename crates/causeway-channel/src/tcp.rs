@@ -2,7 +2,7 @@
 //!
 //! `over` takes an encrypted connection and returns a link. The decisions are in `mux`, which is pure;
 //! `driver` moves bytes in one task per connection; `stream` has the two halves that users hold. HTTP/2 and
-//! yamux are not used: resets with a reason, datagrams, pings, stream scheduling and a few kilobytes per idle
+//! yamux are not used: resets with a reason, pings, stream scheduling and a few kilobytes per idle
 //! edge are needed in one framing, and neither has all of them.
 
 mod driver;
@@ -21,7 +21,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use rustls_pki_types::CertificateDer;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -30,13 +29,13 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_rustls::TlsStream;
 
-use self::mux::{DATAGRAM_BYTES_MAX, Mux, MuxSignals, StreamPriority};
+use self::mux::{Mux, MuxSignals, StreamPriority};
 pub use self::read_ahead::ReadAhead;
 pub use self::stream::{TcpRecv, TcpSend};
 use crate::io_thread;
 use crate::link::{
-    CloseCode, CloseReason, DatagramError, LinkClosed, LinkLimits, LinkSide, LinkStats, PREFIX_BYTES,
-    ReceiveBudget, ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
+    CloseCode, CloseReason, LinkClosed, LinkLimits, LinkSide, LinkStats, PREFIX_BYTES, ReceiveBudget,
+    ResetCode, Stream, StreamError, StreamHeader, StreamPurpose,
 };
 use causeway_api::sync::MutexExt;
 
@@ -64,8 +63,7 @@ where
     let shared = Arc::new(Shared {
         mux: Mutex::new(mux),
         accepted: Notify::new(),
-        room: Notify::new(),
-        datagram: Notify::new(),
+        stream_credit: Notify::new(),
         pong: Notify::new(),
         ended: Notify::new(),
         meta,
@@ -93,7 +91,7 @@ pub fn prepare(socket: TcpStream, side: LinkSide) -> io::Result<LinkSocket> {
     Ok(ReadAhead::new(socket, runtime))
 }
 
-/// Disables pacing on a path inside this host, which is never congested. Where the system's default is BBR,
+/// Disables pacing on a path inside this host, which is never congested. If the system's default is BBR,
 /// its pacing costs a timer for every burst there, and on loopback half of the processor time of a byte. On
 /// all other paths the system's default stays.
 pub fn unpace(socket: &TcpStream) -> io::Result<()> {
@@ -200,7 +198,7 @@ impl TcpLink {
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
         let message = header.encode_prefixed()?.slice(PREFIX_BYTES..);
         let class = class(&header);
-        let id = self.wait(|shared| &shared.room, |mux| mux.open(message.clone(), class)).await?;
+        let id = self.wait(|shared| &shared.stream_credit, |mux| mux.open(message.clone(), class)).await?;
         Ok(self.stream(id))
     }
 
@@ -232,21 +230,6 @@ impl TcpLink {
         let send = TcpSend::new(id, self.shared().clone());
         let recv = TcpRecv::new(id, self.shared().clone());
         Stream { send: send.into(), recv: recv.into() }
-    }
-
-    pub fn send_datagram(&self, data: Bytes) -> Result<(), DatagramError> {
-        if data.len() > DATAGRAM_BYTES_MAX {
-            return Err(DatagramError::TooLarge { bytes: data.len(), bytes_max: DATAGRAM_BYTES_MAX });
-        }
-        self.shared().with(|mux| mux.send_datagram(data)).map_err(|_| DatagramError::Closed)
-    }
-
-    pub async fn read_datagram(&self) -> Result<Bytes, LinkClosed> {
-        self.wait(|shared| &shared.datagram, Mux::read_datagram).await
-    }
-
-    pub fn datagram_bytes_max(&self) -> usize {
-        DATAGRAM_BYTES_MAX
     }
 
     /// Measures the round trip now.
@@ -332,8 +315,7 @@ fn class(header: &StreamHeader) -> StreamPriority {
 struct Shared {
     mux: Mutex<Mux>,
     accepted: Notify,
-    room: Notify,
-    datagram: Notify,
+    stream_credit: Notify,
     pong: Notify,
     ended: Notify,
     meta: TcpPeer,
@@ -365,8 +347,7 @@ impl Shared {
         }
         let all = [
             (signals.accepted, &self.accepted),
-            (signals.room, &self.room),
-            (signals.datagram, &self.datagram),
+            (signals.stream_credit, &self.stream_credit),
             (signals.pong, &self.pong),
             (signals.ended, &self.ended),
         ];

@@ -2,7 +2,7 @@
 //! line.
 //!
 //! Text in, value out, and back. The secret is worth a certificate until it is used or expires, so no `Debug`
-//! shows it. Whether a token is valid is decided by the cloud.
+//! shows it. The cloud decides if a token is valid.
 //!
 //! Form: `cwj1.` and base64url of: body length (2 bytes), body (protobuf), 4 bytes of SHA-256 over both. An
 //! older edge ignores unknown fields; an incompatible form gets the prefix `cwj2.`.

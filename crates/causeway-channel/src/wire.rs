@@ -38,7 +38,7 @@ pub struct EnrolmentRequest {
     /// Seconds since 1970, by the edge's clock.
     #[prost(int64, tag = "1")]
     pub time: i64,
-    #[prost(oneof = "EnrolmentRequestBody", tags = "2, 3, 4, 5")]
+    #[prost(oneof = "EnrolmentRequestBody", tags = "2, 3, 4, 5, 6")]
     pub ask: Option<EnrolmentRequestBody>,
 }
 
@@ -63,6 +63,9 @@ pub enum EnrolmentRequestBody {
     /// Asks whether to renew before the regular time. Over mutual TLS.
     #[prost(message, tag = "5")]
     Check(CheckMessage),
+    /// Requests a certificate for the gateway of a node, with the service-account token of a pod on it.
+    #[prost(message, tag = "6")]
+    EnrolNode(EnrolNodeMessage),
 }
 
 impl EnrolmentRequestBody {
@@ -72,6 +75,7 @@ impl EnrolmentRequestBody {
             EnrolmentRequestBody::Renew(_) => "renew",
             EnrolmentRequestBody::Reenrol(_) => "re-enrol",
             EnrolmentRequestBody::Check(_) => "check",
+            EnrolmentRequestBody::EnrolNode(_) => "enrol-node",
         }
     }
 }
@@ -117,6 +121,26 @@ pub struct CheckMessage {
     /// `bundle_hash` of the CAs the edge trusts.
     #[prost(bytes = "vec", tag = "1")]
     pub bundle: Vec<u8>,
+}
+
+/// Longest service-account token that is sent or accepted. Those of Kubernetes have about a kilobyte.
+pub const SERVICE_ACCOUNT_TOKEN_BYTES_MAX: usize = 8 * 1024;
+
+/// The request names no gateway: the cloud's cluster tells the node of the pod.
+#[derive(Clone, PartialEq, Message)]
+#[prost(skip_debug)]
+pub struct EnrolNodeMessage {
+    /// The token as in its file: a JSON Web Token.
+    #[prost(string, tag = "1")]
+    pub token: String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub csr: Vec<u8>,
+}
+
+impl fmt::Debug for EnrolNodeMessage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("EnrolNode(…)")
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -189,6 +213,8 @@ pub enum EnrolmentCode {
     /// The certificate was issued by a CA that is not, or no longer, trusted.
     WrongAuthority = 14,
     Version = 15,
+    /// The cluster vouches for the pod, but the cloud's configuration or an earlier enrolment does not admit its node.
+    NotPermitted = 16,
 }
 
 impl EnrolmentRefusal {
@@ -295,6 +321,9 @@ mod tests {
     #[test]
     fn no_debug_shows_the_secret() {
         let shown = format!("{:?} {:?}", request(), request().ask.unwrap());
+        assert!(!shown.contains("42"), "{shown}");
+        let node = EnrolNodeMessage { token: "eyJ42".into(), csr: Vec::new() };
+        let shown = format!("{node:?} {:?}", EnrolmentRequestBody::EnrolNode(node.clone()));
         assert!(!shown.contains("42"), "{shown}");
     }
 

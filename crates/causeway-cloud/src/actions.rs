@@ -4,9 +4,9 @@
 //! and authorized the caller before.
 
 mod access;
+mod admin_action;
 mod audit;
 mod certificates;
-mod deeds;
 mod diagnose;
 mod probe;
 mod revoked;
@@ -17,9 +17,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use causeway_api::error_chain;
-use causeway_api::management::{CertificateList, DeletedToken, RotateRequest, RotationStep, TokenList};
+use causeway_api::management::{
+    CertificateList, DeletedToken, RotateRequest, RotationStep, TokenList, paths,
+};
 use causeway_apiserver::{
-    ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminDeed, GatewayStatsSource,
+    ActionBody, ActionRefusal, ActionRequest, ActionResponse, Actions, AdminAction, GatewayStatsSource,
     Identity, Registry, RegistryError,
 };
 use causeway_gateway::Gateway;
@@ -69,30 +71,39 @@ enum Action<'a> {
 }
 
 fn route<'a>(method: &Method, path: &'a str) -> Result<Action<'a>, ActionRefusal> {
-    let parts: Vec<&str> = path.split('/').collect();
-    let (allowed, action) = match parts.as_slice() {
-        ["tokens"] if method == Method::GET => (Method::GET, Action::ListTokens),
-        ["tokens"] => (Method::POST, Action::CreateToken),
-        ["tokens", id] if !id.is_empty() => (Method::DELETE, Action::DeleteToken(id)),
-        ["certificates"] if method == Method::GET => (Method::GET, Action::ListCertificates),
-        ["certificates"] => (Method::POST, Action::CreateCertificate),
-        ["revoke"] => (Method::POST, Action::Revoke),
-        ["status"] => (Method::GET, Action::Status),
-        ["access"] => (Method::GET, Action::Access),
-        ["audit"] => (Method::GET, Action::Audit),
-        ["audit", "admin"] => (Method::GET, Action::AdminAudit),
-        ["backup"] => (Method::GET, Action::Backup),
-        ["ca"] => (Method::GET, Action::ShowAuthorities),
-        ["ca", "rotate"] => (Method::POST, Action::RotateAuthority),
-        ["probe"] => (Method::POST, Action::Probe),
-        ["diagnose"] => (Method::POST, Action::Diagnose),
-        _ => return Err(ActionRefusal::not_found(format!("there is no action /causeway/v1/{path}"))),
+    let full = format!("{}{path}", paths::PREFIX);
+    let (allowed, action) = match full.as_str() {
+        paths::TOKENS if method == Method::GET => (Method::GET, Action::ListTokens),
+        paths::TOKENS => (Method::POST, Action::CreateToken),
+        paths::CERTIFICATES if method == Method::GET => (Method::GET, Action::ListCertificates),
+        paths::CERTIFICATES => (Method::POST, Action::CreateCertificate),
+        paths::REVOKE => (Method::POST, Action::Revoke),
+        paths::STATUS => (Method::GET, Action::Status),
+        paths::ACCESS => (Method::GET, Action::Access),
+        paths::AUDIT => (Method::GET, Action::Audit),
+        paths::ADMIN_AUDIT => (Method::GET, Action::AdminAudit),
+        paths::BACKUP => (Method::GET, Action::Backup),
+        paths::CA => (Method::GET, Action::ShowAuthorities),
+        paths::CA_ROTATE => (Method::POST, Action::RotateAuthority),
+        paths::PROBE => (Method::POST, Action::Probe),
+        paths::DIAGNOSE => (Method::POST, Action::Diagnose),
+        _ => match token_id(path) {
+            Some(id) => (Method::DELETE, Action::DeleteToken(id)),
+            None => return Err(ActionRefusal::not_found(format!("there is no action {full}"))),
+        },
     };
     if method != allowed {
-        let message = format!("/causeway/v1/{path} takes {allowed}, not {method}");
+        let message = format!("{full} takes {allowed}, not {method}");
         return Err(ActionRefusal::new(StatusCode::METHOD_NOT_ALLOWED, message));
     }
     Ok(action)
+}
+
+/// The ID in the path of one token, `TOKENS/ID`.
+fn token_id(path: &str) -> Option<&str> {
+    let (collection, id) = path.rsplit_once('/')?;
+    let is_token = paths::TOKENS.strip_prefix(paths::PREFIX) == Some(collection);
+    (is_token && !id.is_empty()).then_some(id)
 }
 
 impl Actions for CloudActions {
@@ -148,8 +159,8 @@ impl Actions for CloudActions {
         .boxed()
     }
 
-    fn administrative(&self, method: &Method, path: &str, body: &[u8]) -> Option<Option<AdminDeed>> {
-        deeds::describe(method, path, body)
+    fn administrative(&self, method: &Method, path: &str, body: &[u8]) -> Option<Option<AdminAction>> {
+        admin_action::describe(method, path, body)
     }
 }
 

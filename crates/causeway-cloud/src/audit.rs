@@ -1,6 +1,6 @@
 //! Reads the journals, here and at the other replicas: traffic (`causeway audit`) and actions of administrators (`--admin`).
 //!
-//! `upstream` and `admin_journal` write them. `query` is the filter, `line` and `admin_line` parse a line, all pure; `tail`
+//! `spool_intake` and `admin_journal` write them. `query` is the filter, `line` and `admin_line` parse a line, all pure; `tail`
 //! reads the files in a thread of its own, `merge` joins the replicas' answers, drops repeats and counts. An answer
 //! holds a few chunks in memory, or as many records as the caller limited it to; it reads no faster than its reader.
 

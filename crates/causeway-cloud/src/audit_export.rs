@@ -7,13 +7,11 @@
 
 mod cursor;
 mod files;
-mod http;
 mod metrics;
 mod otlp;
 mod pace;
 mod spool;
 mod syslog;
-mod tls;
 mod webhook;
 
 #[cfg(test)]
@@ -26,24 +24,26 @@ use std::time::{Duration, Instant};
 
 use causeway_daemon::Metrics;
 use causeway_daemon::audit::LineTap;
+use causeway_daemon::collector::CollectorError;
 use causeway_daemon::rotated::RotationLimits;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-pub use self::http::HttpTarget;
+pub use causeway_daemon::collector::{HttpTarget, TlsFiles};
 pub use spool::{ExportBatch, ExportSpool};
 pub use syslog::SyslogTarget;
-pub use tls::TlsFiles;
 
 use cursor::ExportCursor;
 use files::FileSender;
 use metrics::ExportMetrics;
 use otlp::OtlpSender;
 use pace::{ExportPace, ExportStep};
-use spool::SpoolTap;
+use spool::{SpoolPosition, SpoolTap};
 use syslog::SyslogSender;
 use webhook::WebhookSender;
 
+/// Folder of the spool, below the one of the journals.
+pub(crate) const FOLDER: &str = "export";
 /// A collector that takes longer is taken for one that does not answer.
 const SEND_MAX: Duration = Duration::from_secs(30);
 
@@ -74,29 +74,6 @@ impl ExportDestination {
     }
 }
 
-/// Why a batch was not delivered. It is sent again.
-#[derive(Debug, thiserror::Error)]
-pub enum ExportError {
-    #[error("cannot read {}", path.display())]
-    File { path: PathBuf, source: io::Error },
-    #[error("{} holds no certificate or key that can be used", path.display())]
-    Pem { path: PathBuf },
-    #[error("the TLS settings cannot be used")]
-    Tls(#[from] rustls::Error),
-    #[error("{0} is no name or address of a host")]
-    Host(String),
-    #[error("the connection failed")]
-    Io(#[from] io::Error),
-    #[error("the request failed")]
-    Http(#[from] hyper::Error),
-    #[error("the request cannot be made")]
-    Request(#[from] ::http::Error),
-    #[error("the collector answered {status}")]
-    Refused { status: u16 },
-    #[error("no answer within {} seconds", SEND_MAX.as_secs())]
-    Timeout,
-}
-
 enum ExportSender {
     Files(FileSender),
     Webhook(WebhookSender),
@@ -121,12 +98,24 @@ impl ExportSender {
     /// Returns when the collector has the batch.
     async fn send(&mut self, batch: &ExportBatch) -> Result<(), ExportError> {
         match self {
-            ExportSender::Files(sender) => sender.send(batch).await,
-            ExportSender::Webhook(sender) => sender.send(batch).await,
-            ExportSender::Syslog(sender) => sender.send(batch).await,
-            ExportSender::Otlp(sender) => sender.send(batch).await,
+            ExportSender::Files(sender) => return sender.send(batch).await,
+            ExportSender::Webhook(sender) => sender.send(batch).await?,
+            ExportSender::Syslog(sender) => sender.send(batch).await?,
+            ExportSender::Otlp(sender) => sender.send(batch).await?,
         }
+        Ok(())
     }
+}
+
+/// Why a batch was not delivered.
+#[derive(Debug, thiserror::Error)]
+enum ExportError {
+    #[error(transparent)]
+    Collector(#[from] CollectorError),
+    #[error("cannot write to the folder {}", folder.display())]
+    Files { folder: PathBuf, source: io::Error },
+    #[error("cannot use the records that wait in the data dir")]
+    Spool(#[source] io::Error),
 }
 
 /// The exporters of a cloud, opened and not yet running.
@@ -157,6 +146,8 @@ impl AuditExport {
                 name,
                 cursor,
                 sender,
+                position: None,
+                undelivered: None,
                 spool: spool.clone(),
                 metrics: measured.clone(),
             });
@@ -190,6 +181,10 @@ struct Exporter {
     name: &'static str,
     cursor: ExportCursor,
     sender: ExportSender,
+    /// The place of the cursor in the spool. None after a start.
+    position: Option<SpoolPosition>,
+    /// A batch that failed. It is repeated as it is, without records that came later, so that a receiver recognises it.
+    undelivered: Option<(ExportBatch, SpoolPosition)>,
     spool: Arc<ExportSpool>,
     metrics: ExportMetrics,
 }
@@ -197,15 +192,15 @@ struct Exporter {
 impl Exporter {
     async fn run(mut self, stop: CancellationToken) {
         let mut pace = ExportPace::default();
-        let mut news = self.spool.news();
+        let mut appended = self.spool.appended();
         loop {
             // Seen before the question, so that a record that comes in between is not missed.
-            let next = *news.borrow_and_update();
+            let next = *appended.borrow_and_update();
             match pace.next(next.saturating_sub(self.cursor.next()), Instant::now()) {
                 ExportStep::WaitForRecords => tokio::select! {
                     biased;
                     () = stop.cancelled() => return,
-                    changed = news.changed() => if changed.is_err() {
+                    changed = appended.changed() => if changed.is_err() {
                         return;
                     },
                 },
@@ -233,7 +228,7 @@ impl Exporter {
                                 tracing::warn!(
                                     destination = self.name,
                                     error,
-                                    "audit records wait: the collector does not take them"
+                                    "audit records wait: they cannot be delivered"
                                 );
                             }
                         }
@@ -244,9 +239,30 @@ impl Exporter {
     }
 
     async fn send_next(&mut self) -> Result<(), ExportError> {
-        let (spool, from) = (self.spool.clone(), self.cursor.next());
-        let read = tokio::task::spawn_blocking(move || spool.read(from));
-        let batch = read.await.map_err(io::Error::other)??;
+        let (batch, position) = match self.undelivered.take() {
+            Some(undelivered) => undelivered,
+            None => self.read_next().await.map_err(ExportError::Spool)?,
+        };
+        if !batch.lines.is_empty() {
+            let sent = tokio::time::timeout(SEND_MAX, self.sender.send(&batch)).await;
+            let late = CollectorError::Timeout { seconds: SEND_MAX.as_secs() };
+            if let Err(error) = sent.unwrap_or(Err(late.into())) {
+                self.undelivered = Some((batch, position));
+                return Err(error);
+            }
+        }
+        self.position = Some(position);
+        self.metrics.sent(self.name, batch.lines.len() as u64);
+        self.cursor.advance(batch.first + batch.lines.len() as u64).map_err(ExportError::Spool)?;
+        self.spool.keep_from(self.name, self.cursor.next());
+        Ok(())
+    }
+
+    /// Reads the batch at the cursor, and counts the records that the bound has dropped in front of it.
+    async fn read_next(&mut self) -> io::Result<(ExportBatch, SpoolPosition)> {
+        let (spool, from, at) = (self.spool.clone(), self.cursor.next(), self.position);
+        let read = tokio::task::spawn_blocking(move || spool.read(from, at));
+        let (batch, position) = read.await.map_err(io::Error::other)??;
         let lost = batch.first - from;
         if lost > 0 {
             tracing::error!(
@@ -258,15 +274,7 @@ impl Exporter {
             // Counted once, however often the batch behind them is sent.
             self.cursor.advance(batch.first)?;
         }
-        if !batch.lines.is_empty() {
-            tokio::time::timeout(SEND_MAX, self.sender.send(&batch))
-                .await
-                .map_err(|_| ExportError::Timeout)??;
-        }
-        self.metrics.sent(self.name, batch.lines.len() as u64);
-        self.cursor.advance(batch.first + batch.lines.len() as u64)?;
-        self.spool.keep_from(self.name, self.cursor.next());
-        Ok(())
+        Ok((batch, position))
     }
 }
 

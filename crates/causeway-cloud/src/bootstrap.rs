@@ -11,7 +11,7 @@ use crate::reconcile::MANAGER;
 
 pub use causeway_api::CLOUD;
 
-/// Is this one of the objects that `ensure` makes?
+/// Returns true for an object that `ensure` makes.
 pub fn is_own(kind: Kind, name: &str) -> bool {
     matches!(kind, Kind::ESite | Kind::EGateway) && name == CLOUD
 }

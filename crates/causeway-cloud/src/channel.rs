@@ -27,11 +27,11 @@ pub struct NoLinks;
 
 impl LinkHandler for NoLinks {
     fn handle_channel(&self, link: Link, _: HandshakeSlot) {
-        link.close(CloseReason::new(CloseCode::NotAdmitted, "nobody keeps sessions here"));
+        link.close(CloseReason::new(CloseCode::NotAdmitted, "this server accepts no sessions"));
     }
 
     fn handle_replica(&self, link: Link) {
-        link.close(CloseReason::new(CloseCode::NotAdmitted, "nobody keeps sessions here"));
+        link.close(CloseReason::new(CloseCode::NotAdmitted, "this server accepts no sessions"));
     }
 
     fn drain(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -7,6 +7,7 @@
 
 pub mod affected;
 mod facts;
+mod neighbourhood;
 mod translated;
 mod tunnel;
 
@@ -24,19 +25,45 @@ use causeway_netmap::{
 };
 
 use crate::replicas::ActiveGateways;
+use neighbourhood::Neighbourhood;
 
-/// The entries of a gateway's netmap. None: there is no such gateway.
+pub use neighbourhood::{PeerScope, networks_around, site_behind, site_named};
+
+/// The entries of the netmap of a gateway that does not ask for its neighbours. None: there is no such gateway.
 pub fn compile(
     objects: &ObjectSet,
     active: &ActiveGateways,
     gateway: &str,
 ) -> Option<Vec<(EntryKey, Bytes)>> {
-    let facts = facts(objects, active, objects.gateway(gateway)?);
+    compile_for(objects, active, gateway, PeerScope::Everyone)
+}
+
+/// The entries of a gateway's netmap, with the members of large communities that `scope` names. None: there is no such
+/// gateway.
+pub fn compile_for(
+    objects: &ObjectSet,
+    active: &ActiveGateways,
+    gateway: &str,
+    scope: PeerScope<'_>,
+) -> Option<Vec<(EntryKey, Bytes)>> {
+    let facts = facts(objects, active, objects.gateway(gateway)?, scope);
     Some(facts.iter().map(NetmapEntry::encode).collect())
 }
 
-fn facts(objects: &ObjectSet, active: &ActiveGateways, gateway: &EGateway) -> Vec<NetmapEntry> {
-    let mut draft = Draft { objects, site: &gateway.e_site_name, facts: Vec::new(), reach: BTreeMap::new() };
+fn facts(
+    objects: &ObjectSet,
+    active: &ActiveGateways,
+    gateway: &EGateway,
+    scope: PeerScope<'_>,
+) -> Vec<NetmapEntry> {
+    let neighbourhood = Neighbourhood::of(objects, gateway, scope);
+    let mut draft = Draft {
+        objects,
+        site: &gateway.e_site_name,
+        neighbourhood,
+        facts: Vec::new(),
+        reach: BTreeMap::new(),
+    };
     let mut own = facts::gateway(gateway);
     draft.tunnel(active, gateway, &mut own);
     draft.facts.push(NetmapEntry::Gateway(own));
@@ -57,6 +84,7 @@ fn facts(objects: &ObjectSet, active: &ActiveGateways, gateway: &EGateway) -> Ve
 struct Draft<'a> {
     objects: &'a ObjectSet,
     site: &'a str,
+    neighbourhood: Neighbourhood<'a>,
     facts: Vec<NetmapEntry>,
     /// The policies that are referred to, and the sites from which allowed subjects may come.
     reach: BTreeMap<&'a str, Reach<'a>>,
@@ -119,7 +147,7 @@ impl<'a> Draft<'a> {
     fn services(&mut self) {
         for service in self.objects.services_at(self.site) {
             let exposes = self.objects.exposes_of(&service.metadata.name);
-            let exposes = exposes.filter(|expose| self.is_carried(expose) && !expose.is_translated());
+            let exposes = exposes.filter(|expose| self.is_forwarded(expose) && !expose.is_translated());
             let exposes: Vec<_> = exposes.filter(|expose| !expose.e_sites.is_empty()).collect();
             if exposes.is_empty() {
                 continue;
@@ -242,13 +270,13 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// A condition of an exposure that is not carried says why.
-    fn is_carried(&self, expose: &ServiceExpose) -> bool {
-        conditions::not_carried(self.objects, expose).is_none()
+    /// Tells whether an exposure is forwarded; otherwise a condition of it has the reason.
+    fn is_forwarded(&self, expose: &ServiceExpose) -> bool {
+        conditions::why_not_forwarded(self.objects, expose).is_none()
     }
 
     fn exposes_to(&self, service: &str, site: &str) -> impl Iterator<Item = &'a ServiceExpose> {
-        let exposes = self.objects.exposes_of(service).filter(|expose| self.is_carried(expose));
+        let exposes = self.objects.exposes_of(service).filter(|expose| self.is_forwarded(expose));
         exposes.filter(move |expose| expose.e_sites.iter().any(|to| to == site))
     }
 
@@ -257,7 +285,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Can this gateway use the address? Whether another presence has it too is settled where presences are
+/// Checks that this gateway can use the address. A conflict with another presence is settled where presences are
 /// stored.
 fn is_usable(found: &VirtualPresence, gateway: &EGateway) -> bool {
     presence::check_refs(found, &[gateway], &[]).is_empty()

@@ -1,5 +1,5 @@
-//! The doors of the cloud's gateway at which CONNECT is said: `run/connect.sock` in the data dir, and a port
-//! for those who show a certificate, when one is configured.
+//! CONNECT listeners of the cloud's gateway: the Unix socket `run/connect.sock` in the data dir and, when one is
+//! configured, a TLS port that requires a client certificate.
 
 use std::sync::Arc;
 
@@ -35,25 +35,25 @@ impl ConnectListeners {
             .map_err(std::io::Error::other)
             .and_then(|_| ConnectUnixListener::bind(&path));
         let unix = bound.inspect_err(|error| {
-            tracing::warn!(path = %path.display(), %error, "nobody can say CONNECT on a Unix socket");
+            tracing::warn!(path = %path.display(), %error, "cannot bind the Unix socket for CONNECT: the listener is off");
         });
-        let authorizer = Arc::new(Keeper { registrar: registrar.clone() });
+        let authorizer = Arc::new(RegistrarAuthorizer { registrar: registrar.clone() });
         ConnectListeners {
             unix: unix.ok(),
             tls: listener.map(|listener| ConnectTlsListener { listener, authorizer }),
         }
     }
 
-    /// Answers at every door until told to stop.
+    /// Serves every CONNECT listener until told to stop.
     pub async fn run(self, gateway: Gateway, stop: CancellationToken) {
         let unix = async {
-            if let Some(door) = self.unix {
-                gateway.run_connect_unix(door, stop.clone()).await;
+            if let Some(listener) = self.unix {
+                gateway.run_connect_unix(listener, stop.clone()).await;
             }
         };
         let tls = async {
-            if let Some(door) = self.tls {
-                gateway.run_connect_tls(door, stop.clone()).await;
+            if let Some(listener) = self.tls {
+                gateway.run_connect_tls(listener, stop.clone()).await;
             }
         };
         tokio::join!(unix, tls, stop.cancelled());
@@ -61,11 +61,11 @@ impl ConnectListeners {
 }
 
 /// Knows certificates of our own CA.
-struct Keeper {
+struct RegistrarAuthorizer {
     registrar: Arc<Registrar>,
 }
 
-impl ConnectAuthorizer for Keeper {
+impl ConnectAuthorizer for RegistrarAuthorizer {
     fn tls(&self) -> Arc<rustls::ServerConfig> {
         let mut config = rustls::ServerConfig::clone(&self.registrar.api_tls().load());
         // Go offers HTTP/2 to a proxy as well, and would speak it.

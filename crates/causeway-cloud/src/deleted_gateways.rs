@@ -1,4 +1,4 @@
-//! Puts out gateways that are deleted: their keys and open join tokens are void at the deletion mark, and the
+//! Revokes gateways that are deleted: their keys and open join tokens are void at the deletion mark, and the
 //! cursor of their records is removed a while after the object is gone.
 //!
 //! Follows the EGateways in the store and calls the `Registrar`, whose revocations end the sessions. An

@@ -28,7 +28,7 @@ const SOURCE: &str = "causeway-cloud";
 /// Occurrences between a commit and the writer. A commit never waits: occurrences that do not fit are dropped.
 const QUEUE_MAX: usize = 1_024;
 /// Interval between checks of the waiting occurrences.
-const LOOK: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug, Default)]
 struct EventMetrics {
@@ -96,7 +96,7 @@ impl EventWriter {
             let look = async {
                 match pending.is_empty() {
                     true => std::future::pending().await,
-                    false => tokio::time::sleep(LOOK).await,
+                    false => tokio::time::sleep(CHECK_INTERVAL).await,
                 }
             };
             tokio::select! {

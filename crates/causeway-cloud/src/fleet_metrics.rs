@@ -97,7 +97,7 @@ fn encode(mut encoder: DescriptorEncoder, rows: &[Row], omitted: usize) -> fmt::
     family("causeway_fleet_gateway_certificate_expiry_timestamp_seconds", expiry, gauge, &|row| {
         row.stats.certificate_expires.map(|expires| expires.as_second() as f64)
     })?;
-    let lag = "How long the newest netmap has not been in force at the gateway; 0 when it is";
+    let lag = "Age of the newest netmap that is not in force at the gateway yet; 0 when it is";
     family("causeway_fleet_gateway_netmap_lag_seconds", lag, gauge, &|row| row.lag_seconds)?;
     let metric = ConstGauge::new(i64::try_from(omitted).unwrap_or(i64::MAX));
     let help = "Gateways that are connected and not shown one by one, because they are too many";

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use causeway_api::{GatewayStats, Time};
 use causeway_apiserver::GatewayStatsSource;
 use causeway_apiserver::registry::SessionLookup;
+use causeway_gateway::Gateway;
 
 use crate::bootstrap::CLOUD;
 use crate::replicas::{Fleet, GatewayLocation, SessionDirectory};
@@ -19,11 +20,14 @@ pub struct FleetStats {
     since: Time,
     sessions: Sessions,
     fleet: Arc<Fleet>,
+    /// Planes that the configuration of this replica switches off.
+    switched_off: Vec<String>,
 }
 
 impl FleetStats {
-    pub fn new(since: Time, sessions: Sessions, fleet: Arc<Fleet>) -> FleetStats {
-        FleetStats { since, sessions, fleet }
+    pub fn new(since: Time, sessions: Sessions, fleet: Arc<Fleet>, gateway: &Gateway) -> FleetStats {
+        let switched_off = gateway.switched_off().iter().map(|plane| plane.word().to_owned()).collect();
+        FleetStats { since, sessions, fleet, switched_off }
     }
 }
 
@@ -34,7 +38,8 @@ impl GatewayStatsSource for FleetStats {
         }
         // A client that can ask has reached it.
         let software = Some(concat!("causeway ", env!("CARGO_PKG_VERSION")).to_owned());
-        Some(GatewayStats { connected: true, since: Some(self.since), software, ..GatewayStats::default() })
+        let (since, switched_off) = (Some(self.since), self.switched_off.clone());
+        Some(GatewayStats { connected: true, since, software, switched_off, ..GatewayStats::default() })
     }
 }
 
@@ -46,6 +51,6 @@ pub struct FleetSessions {
 
 impl SessionLookup for FleetSessions {
     fn has_session(&self, gateway: &str) -> bool {
-        self.directory.whereabouts(gateway) != GatewayLocation::Nowhere || self.live.has_session(gateway)
+        self.directory.location_of(gateway) != GatewayLocation::Nowhere || self.live.has_session(gateway)
     }
 }

@@ -120,7 +120,7 @@ impl Round {
             let (registry, seen) = (registry.clone(), self.graph.revision);
             let (dependents, in_circle) = (self.graph.dependents_of(&key), self.graph.is_in_circle(&key));
             self.working.push(Box::pin(async move {
-                let done = look(&registry, &key, seen, (&dependents, in_circle)).await;
+                let done = collect(&registry, &key, seen, (&dependents, in_circle)).await;
                 (key, done)
             }));
         }
@@ -153,7 +153,7 @@ fn take(graph: &mut Graph, event: &StoreEvent) {
 
 /// Looks at one object as it is now, and takes the next step. An object that is newer than `seen` comes again with
 /// its own event, when its dependents are known.
-async fn look(
+async fn collect(
     registry: &Registry,
     (kind, name): &Key,
     seen: Revision,

@@ -32,7 +32,7 @@ pub fn gateway(
     let (views, netmaps) = watch::channel(Arc::default());
     let gateway = Gateway::new(GatewayParts {
         netmaps,
-        peers: Arc::new(BehindSessions { fleet: Arc::downgrade(fleet) }),
+        peers: Arc::new(EdgePeers { fleet: Arc::downgrade(fleet) }),
         audit: Arc::new(ToJournal { records }),
         options,
         role_facts: None,
@@ -73,11 +73,11 @@ impl NetmapFollower {
 }
 
 /// Sites are reached through the sessions of their gateways. Weak: the sessions hold the gateway.
-struct BehindSessions {
+struct EdgePeers {
     fleet: Weak<Fleet>,
 }
 
-impl GatewayPeers for BehindSessions {
+impl GatewayPeers for EdgePeers {
     fn open_stream(&self, header: StreamHeader) -> BoxedFuture<'_, Result<Stream, PeerError>> {
         Box::pin(async move {
             let site = SiteName::from(header.site.as_str());
@@ -108,7 +108,7 @@ impl AuditSink for ToJournal {
     fn record(&self, record: AuditRecord) {
         match serde_json::to_vec(&record) {
             Ok(record) => self.records.append(&record),
-            Err(error) => tracing::error!(%error, "a record cannot be written"),
+            Err(error) => tracing::error!(%error, "cannot encode an audit record: it is lost"),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Compares the site in each EGateway with the site its gateway was enrolled for.
 //!
-//! Follows EGateways and the records of enrolment in the store. Where the two differ, sessions of that
+//! Follows EGateways and the records of enrolment in the store. If the two differ, sessions of that
 //! gateway end here, and the condition `EnrolledAtSite` of the EGateway says why. New sessions are refused by
 //! `sessions::greeting`, which asks the store itself. Running in several replicas changes nothing: each ends
 //! its own sessions, and the condition is the same.
@@ -21,9 +21,8 @@ use crate::identity::{ENROLLED_PREFIX, enrolled_site};
 use crate::reconcile::MANAGER;
 use crate::sessions::{Sessions, enrol_anew, wrong_site_message};
 
-/// Pause after trouble with the store. Short as for revocations: an operator who moves a gateway expects it
-/// to be out.
-const PAUSE: Duration = Duration::from_millis(300);
+/// Delay after an error of the store. Short, as for revocations: moving a gateway to another site ends its sessions.
+const RETRY_DELAY: Duration = Duration::from_millis(300);
 
 pub struct GatewaySites {
     pub store: Store,
@@ -150,7 +149,7 @@ impl Known {
 impl GatewaySites {
     /// Follows both collections until `stop`. A closed store has no more steps.
     pub async fn run(self, stop: CancellationToken) {
-        let (gateways, backoff) = (prefix(Kind::EGateway), FollowBackoff::constant(PAUSE));
+        let (gateways, backoff) = (prefix(Kind::EGateway), FollowBackoff::constant(RETRY_DELAY));
         let mut objects = StoreFollower::records(&self.store, &gateways, backoff);
         let mut records = StoreFollower::records(&self.store, ENROLLED_PREFIX, backoff);
         let mut known = Known::default();

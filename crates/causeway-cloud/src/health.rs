@@ -1,4 +1,4 @@
-//! Is the store there, and is there room to write? Says so in `/readyz`, and in the log when it changes.
+//! Health of the store: reachable, and with room to write. Reported in `/readyz`, and in the log when it changes.
 //!
 //! Reads go on when the disk is full, and the process stays up in any case: this only tells.
 
@@ -27,7 +27,7 @@ pub struct StoreHealth {
 impl StoreHealth {
     pub async fn run(self, stop: CancellationToken) {
         loop {
-            self.look().await;
+            self.update_readiness().await;
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
@@ -36,7 +36,7 @@ impl StoreHealth {
         }
     }
 
-    async fn look(&self) {
+    async fn update_readiness(&self) {
         match self.trouble().await {
             None => {
                 if self.check.ready() {
@@ -58,8 +58,9 @@ impl StoreHealth {
             Ok(Ok(_)) => {}
         }
         let folder = self.folder.clone()?;
-        let room = tokio::task::spawn_blocking(move || rustix::fs::statvfs(&folder)).await.ok()?.ok()?;
-        let free_bytes = room.f_bavail.saturating_mul(room.f_frsize);
+        let filesystem =
+            tokio::task::spawn_blocking(move || rustix::fs::statvfs(&folder)).await.ok()?.ok()?;
+        let free_bytes = filesystem.f_bavail.saturating_mul(filesystem.f_frsize);
         (free_bytes < ROOM_BYTES_MIN)
             .then(|| format!("the disk is full: {free_bytes} bytes left; reads go on"))
     }

@@ -8,6 +8,7 @@
 mod acknowledged;
 mod feed;
 mod metrics;
+mod neighbours;
 mod report;
 mod session_feed;
 mod sites;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use causeway_api::sync::MutexExt;
 use causeway_api::{EGateway, ESite, Object, ObjectSet};
+use causeway_channel::wire::control::NeighbourQuery;
 use causeway_daemon::Metrics;
 use causeway_netmap::sync::TargetNetmap;
 use causeway_netmap::{Generation, Netmap, NetmapStamp, NetmapView};
@@ -26,17 +28,22 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::compile::affected::{AffectedGateways, NetmapChanges};
-use crate::compile::compile;
+use crate::compile::{PeerScope, compile, compile_for};
 use crate::replicas::ActiveGateways;
 use crate::reports::{Report, ReportInbox};
 use acknowledged::AcknowledgedNetmaps;
 use metrics::NetmapMetrics;
+use neighbours::NeighbourSet;
 
 pub use feed::{NetmapFeed, stamp};
 pub use sites::SiteGateways;
 
 /// Changes within this time are compiled together: an apply of many objects is one netmap.
-const BREATH: Duration = Duration::from_millis(50);
+const BATCH_DELAY: Duration = Duration::from_millis(50);
+
+/// Members of a community that are peers of each other without being asked for. Netmaps of 64 members have 7 KB of peers
+/// each.
+pub const COMMUNITY_PEERS_MAX: usize = 64;
 
 /// The one place netmaps come from. Clones share it.
 #[derive(Clone)]
@@ -55,6 +62,8 @@ struct Shared {
     metrics: NetmapMetrics,
     /// Receives the reports on netmaps.
     reports: Arc<ReportInbox>,
+    /// A community with more members is large: gateways ask for the members with which they exchange packets.
+    community_peers_max: usize,
 }
 
 #[derive(Default)]
@@ -84,6 +93,10 @@ struct Attached {
     /// Time of the last change of the target.
     published: Instant,
     reported: Option<Report>,
+    /// None: the gateway does not ask, and every member of its communities is a peer.
+    neighbours: Option<NeighbourSet>,
+    /// Rises with the neighbours, so that a netmap with other ones is newer (`NetmapStamp::turn`).
+    turn: u64,
 }
 
 impl NetmapPublisher {
@@ -96,8 +109,17 @@ impl NetmapPublisher {
             sites: watch::channel(Arc::default()).0,
             metrics: NetmapMetrics::register(metrics),
             reports,
+            community_peers_max: COMMUNITY_PEERS_MAX,
         };
         NetmapPublisher { shared: Arc::new(shared) }
+    }
+
+    /// Sets the number of members above which a community is large. Called before the publisher is shared.
+    pub fn with_community_peers_max(mut self, members: usize) -> NetmapPublisher {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.community_peers_max = members;
+        }
+        self
     }
 
     /// A session begins; `held` names the netmap that the gateway has on disk.
@@ -124,6 +146,44 @@ impl NetmapPublisher {
             state.remembered.get(gateway).into_iter().chain(target).collect::<Vec<_>>()
         };
         NetmapFeed::new(self.clone(), gateway, held, known, targets)
+    }
+
+    /// Takes the neighbours of a gateway whose session begins: the sites of the peers in the netmap that it holds. None: the
+    /// gateway does not ask for neighbours. Called before `attach_from`.
+    pub fn restore_neighbours(&self, gateway: &str, held: Option<NetmapStamp>, sites: Option<&[String]>) {
+        let mut state = self.lock();
+        let attached = state.attached.entry(gateway.to_owned()).or_insert_with(Attached::new);
+        let is_changed = match sites {
+            None => attached.neighbours.take().is_some(),
+            Some(sites) => {
+                let is_new = attached.neighbours.is_none();
+                attached.neighbours.get_or_insert_default().restore(sites) || is_new
+            }
+        };
+        // Another replica, or this one before a restart, may have compiled under a higher turn.
+        let turn = held.map_or(0, |held| held.turn.saturating_add(1)).max(attached.turn);
+        if is_changed || (sites.is_some() && turn != attached.turn) {
+            attached.turn = turn.saturating_add(u64::from(turn == attached.turn));
+            state.fresh.insert(gateway.to_owned());
+        }
+    }
+
+    /// Takes questions of an attached gateway. Its name comes from its certificate; sites that share no community with
+    /// its own are not found.
+    pub(crate) fn ask_neighbours(&self, gateway: &str, query: &NeighbourQuery) {
+        let Some(objects) = self.lock().objects.clone() else { return };
+        let picture = objects.lock_ignoring_poison();
+        let mut state = self.lock();
+        let Some(object) = picture.gateway(gateway) else { return };
+        let Some(attached) = state.attached.get_mut(gateway) else { return };
+        let is_moved = attached.certificate_site.as_ref().is_some_and(|site| *site != object.e_site_name);
+        let Some(neighbours) = attached.neighbours.as_mut().filter(|_| !is_moved) else { return };
+        if neighbours.ask(&picture, &object.e_site_name, query, Instant::now()) {
+            attached.turn = attached.turn.saturating_add(1);
+            state.fresh.insert(gateway.to_owned());
+            drop(state);
+            self.shared.wake.notify_one();
+        }
     }
 
     /// The netmap of a gateway that is in this process, as it changes.
@@ -269,7 +329,7 @@ impl NetmapPublisher {
     }
 
     /// The store has moved without a change of an object.
-    pub(crate) fn saw(&self, revision: Revision) {
+    pub(crate) fn handle_revision(&self, revision: Revision) {
         self.lock().see(revision);
         self.shared.wake.notify_one();
     }
@@ -287,7 +347,7 @@ impl NetmapPublisher {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => return,
-                    () = tokio::time::sleep(BREATH) => {}
+                    () = tokio::time::sleep(BATCH_DELAY) => {}
                 }
             }
             self.round().await;
@@ -338,7 +398,7 @@ impl NetmapPublisher {
     }
 
     fn compile_one(&self, objects: &Arc<Mutex<ObjectSet>>, gateway: &str) {
-        let (entries, seen) = {
+        let (entries, seen, turn) = {
             let picture = objects.lock_ignoring_poison();
             let state = self.lock();
             // Loaded anew since the round began: everything will be compiled from that, under its own
@@ -349,14 +409,22 @@ impl NetmapPublisher {
             let object = picture.gateway(gateway);
             let active = object.map(|object| state.active_near(&picture, object)).unwrap_or_default();
             let seen = state.seen;
-            let certificate_site =
-                state.attached.get(gateway).and_then(|attached| attached.certificate_site.clone());
+            let attached = state.attached.get(gateway);
+            let certificate_site = attached.and_then(|attached| attached.certificate_site.clone());
+            let neighbours = attached.and_then(|attached| attached.neighbours.as_ref());
+            let neighbours = neighbours.map(|neighbours| neighbours.sites().clone());
+            // A gateway that does not ask does not know turns: it acknowledges turn 0.
+            let turn = attached.filter(|_| neighbours.is_some()).map_or(0, |attached| attached.turn);
             drop(state);
+            let members_max = self.shared.community_peers_max;
+            let scope = neighbours
+                .as_ref()
+                .map_or(PeerScope::Everyone, |neighbours| PeerScope::Neighbours { members_max, neighbours });
             // A gateway is never told the netmap of another site than its certificate names.
             let is_moved = certificate_site
                 .zip(picture.gateway(gateway))
                 .is_some_and(|(site, object)| site != object.e_site_name);
-            (if is_moved { None } else { compile(&picture, &active, gateway) }, seen)
+            (if is_moved { None } else { compile_for(&picture, &active, gateway, scope) }, seen, turn)
         };
         self.shared.metrics.compiles.inc();
         let mut state = self.lock();
@@ -365,7 +433,7 @@ impl NetmapPublisher {
         let previous = previous.or_else(|| state.remembered.get(gateway));
         // Without its object a gateway forwards nothing.
         let netmap = match Netmap::build(seen, entries.unwrap_or_default(), previous.as_deref()) {
-            Ok(netmap) => netmap,
+            Ok(netmap) => netmap.at_turn(turn),
             Err(error) => {
                 self.shared.metrics.failures.inc();
                 tracing::error!(gateway, %error, "no netmap can be made; the gateway keeps the one it has");
@@ -397,7 +465,7 @@ impl NetmapPublisher {
         targets
     }
 
-    fn leave(&self, gateway: &str) {
+    fn detach(&self, gateway: &str) {
         let mut state = self.lock();
         if let Some(attached) = state.attached.get_mut(gateway) {
             attached.readers -= 1;
@@ -453,6 +521,8 @@ impl Attached {
             certificate_site: None,
             published: Instant::now(),
             reported: None,
+            neighbours: None,
+            turn: 0,
         }
     }
 
@@ -460,7 +530,9 @@ impl Attached {
     fn publish(&mut self, netmap: Arc<Netmap>, seen: Generation) {
         let is_published = self.target.send_if_modified(|target| {
             let is_new = target.as_ref().is_none_or(|target| {
-                target.netmap.digest() != netmap.digest() || target.netmap.generation().epoch != seen.epoch
+                target.netmap.digest() != netmap.digest()
+                    || target.netmap.generation().epoch != seen.epoch
+                    || target.netmap.stamp().turn != netmap.stamp().turn
             });
             if is_new {
                 *target = Some(TargetNetmap { netmap, seen });

@@ -18,7 +18,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,17 +53,11 @@ const AUDIT: &str = "audit?";
 /// A replica from before there was one refuses it, and is named as silent.
 const ADMIN_AUDIT: &str = "admin-audit?";
 
-pub type OpenedStream<'a> = Pin<Box<dyn Future<Output = Result<Stream, FleetError>> + Send + 'a>>;
-
 /// The sessions that this replica holds itself.
 pub trait LocalSessions: Send + Sync + 'static {
-    /// A stream to a gateway that is attached here; `NotAttached` when it is not.
-    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> OpenedStream<'a>;
+    /// The link of a gateway that is attached here; None when it is not.
+    fn link(&self, gateway: &str) -> Option<Link>;
     fn is_attached(&self, gateway: &str) -> bool;
-    /// Returns the runtime thread that serves the traffic of a gateway that is attached here.
-    fn runtime(&self, _gateway: &str) -> Option<Handle> {
-        None
-    }
     /// The stats of every gateway attached here.
     fn stats(&self) -> Vec<(String, GatewayStats)>;
 }
@@ -127,20 +120,20 @@ impl Fleet {
 
     /// A stream to `gateway`, wherever it is attached.
     pub async fn open_stream(&self, gateway: &str, header: StreamHeader) -> Result<Stream, FleetError> {
-        match self.directory.whereabouts(gateway) {
-            GatewayLocation::Here => self.local.open_stream(gateway, header).await,
+        match self.directory.location_of(gateway) {
+            GatewayLocation::Here => self.open_here(gateway, header).await,
             GatewayLocation::There { replica, address, .. } => {
                 self.open_there(&replica, &address, gateway, header).await
             }
             // The directory follows the sessions with a delay. A session that was just attached here is
             // served at once.
-            GatewayLocation::Nowhere => self.local.open_stream(gateway, header).await,
+            GatewayLocation::Nowhere => self.open_here(gateway, header).await,
         }
     }
 
     /// Tells whether the gateway has a session at any replica.
     pub fn is_attached(&self, gateway: &str) -> bool {
-        self.directory.whereabouts(gateway) != GatewayLocation::Nowhere || self.local.is_attached(gateway)
+        self.directory.location_of(gateway) != GatewayLocation::Nowhere || self.local.is_attached(gateway)
     }
 
     /// Opens a stream to the gateway that the header names, or, when it names only a site, to the active
@@ -179,7 +172,7 @@ impl Fleet {
     pub fn runtime(&self, site: &str) -> Option<Handle> {
         let sites = self.sites.borrow().clone();
         let attached = |name: &&String| self.is_attached(name);
-        self.local.runtime(sites.gateways(site).find(attached)?)
+        self.local.link(sites.gateways(site).find(attached)?)?.traffic_runtime()
     }
 
     /// Carries a stream that a gateway opened to the gateway or site its header names. Its origin is taken
@@ -194,6 +187,13 @@ impl Fleet {
                 stream.refuse(error.code());
             }
         }
+    }
+
+    async fn open_here(&self, gateway: &str, header: StreamHeader) -> Result<Stream, FleetError> {
+        let link = self.local.link(gateway);
+        let link = link.ok_or_else(|| FleetError::NotAttached { gateway: gateway.to_owned() })?;
+        let opened = link.open_stream(header).await;
+        opened.map_err(|source| FleetError::Stream { gateway: gateway.to_owned(), source })
     }
 
     async fn open_there(
@@ -263,7 +263,7 @@ impl Fleet {
             }
             return;
         }
-        match self.local.open_stream(&gateway, header.clone()).await {
+        match self.open_here(&gateway, header.clone()).await {
             Ok(session) => self.relays.relay(&header, stream, session).await,
             Err(error) => stream.refuse(error.code()),
         }
@@ -303,7 +303,7 @@ impl Fleet {
             JournalKind::Traffic => AUDIT,
             JournalKind::Admin => ADMIN_AUDIT,
         };
-        let others = self.directory.others();
+        let others = self.directory.other_replicas();
         self.peers.retain(&others);
         let asked = others.into_iter().map(|(replica, address)| async move {
             let header = StreamHeader::new(StreamPurpose::Api).target(format!("{prefix}{query}"));
@@ -336,14 +336,14 @@ impl Fleet {
 
     /// Asks the other replicas for the stats of their sessions, unless that was done a moment ago.
     pub async fn refresh_stats(&self) {
-        let others = self.directory.others();
+        let others = self.directory.other_replicas();
         self.peers.retain(&others);
         let ask = |(replica, address): (String, String)| async move {
             let link = self.peers.link(&replica, &address).await.ok()?;
             match remote::ask(&link).await {
                 Ok(stats) => Some(stats),
                 Err(error) => {
-                    tracing::debug!(%replica, %error, "a replica did not tell its figures");
+                    tracing::debug!(%replica, %error, "a replica did not report its statistics");
                     None
                 }
             }
@@ -353,7 +353,7 @@ impl Fleet {
 
     /// The stats of a gateway attached elsewhere, as they were told last.
     pub fn remote_stats(&self, gateway: &str) -> Option<GatewayStats> {
-        let GatewayLocation::There { replica, since, .. } = self.directory.whereabouts(gateway) else {
+        let GatewayLocation::There { replica, since, .. } = self.directory.location_of(gateway) else {
             return None;
         };
         let told = self.remote.gateway(&replica, gateway);

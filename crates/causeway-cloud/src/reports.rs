@@ -35,20 +35,17 @@ use computed::{ComputedCondition, LiveReplicas};
 use inbox::{ChangedObjects, ReportedFacts};
 use record::{ReportTable, Reporter, report_key};
 
-pub use computed::IN_FORCE;
-#[cfg(test)]
-pub use computed::NETMAP_IN_FORCE;
 pub use inbox::{ReportInbox, ReportedState};
 pub use record::{REPORTS, Report};
 
-/// Changes within this time are looked at together. It also lets the replica that stored a report write the
+/// Changes within this time are handled together. It also lets the replica that stored a report write the
 /// condition.
-const GATHER: Duration = Duration::from_millis(50);
+const CHANGE_BATCH_DELAY: Duration = Duration::from_millis(50);
 /// The same for sessions: each look goes over all of them, and a fleet that comes back is twenty thousand
 /// changes.
-const GATHER_CONNECTIONS: Duration = Duration::from_millis(200);
+const CONNECTION_BATCH_DELAY: Duration = Duration::from_millis(200);
 /// Interval at which live replicas are checked and failed writes are retried.
-const LOOK: Duration = Duration::from_secs(15);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(15);
 /// Enough to fill a group commit; each holds one object.
 const WRITES_MAX: usize = 64;
 
@@ -92,7 +89,7 @@ impl ReportWriter {
         let reporting = async move {
             let Some(mut own) = own else { return std::future::pending().await };
             loop {
-                inbox.tell(CLOUD, CLOUD, own.next().await);
+                inbox.put_problems(CLOUD, CLOUD, own.next().await);
             }
         };
         tokio::select! {
@@ -106,28 +103,28 @@ impl ReportWriter {
     async fn keep(mut self) {
         let mut pending = Pending::default();
         let mut own = BTreeMap::new();
-        let (mut look_at, mut connections_at) = (Instant::now() + LOOK, Instant::now());
+        let (mut look_at, mut connections_at) = (Instant::now() + RECHECK_INTERVAL, Instant::now());
         let mut sessions = self.connections.as_ref().map(ConnectionWatch::changes);
         loop {
             let is_look = look_at <= Instant::now();
             if is_look {
-                look_at = Instant::now() + LOOK;
+                look_at = Instant::now() + RECHECK_INTERVAL;
                 self.repeat(&own);
             }
             self.store_reports(&mut own).await;
             let is_changed = self.round(&mut pending, is_look, connections_at <= Instant::now()).await;
             if connections_at <= Instant::now() {
-                let every = self.connections.as_ref().map_or(LOOK, ConnectionWatch::look_every);
+                let every = self.connections.as_ref().map_or(RECHECK_INTERVAL, ConnectionWatch::look_every);
                 connections_at = Instant::now() + every;
             }
             if is_changed {
-                connections_at = connections_at.min(Instant::now() + GATHER_CONNECTIONS);
+                connections_at = connections_at.min(Instant::now() + CONNECTION_BATCH_DELAY);
             }
             tokio::select! {
                 () = self.inbox.wake.notified() => {}
-                () = self.state.wake.notified() => tokio::time::sleep(GATHER).await,
+                () = self.state.wake.notified() => tokio::time::sleep(CHANGE_BATCH_DELAY).await,
                 () = changed(&mut sessions) => {
-                    connections_at = connections_at.min(Instant::now() + GATHER_CONNECTIONS);
+                    connections_at = connections_at.min(Instant::now() + CONNECTION_BATCH_DELAY);
                 }
                 () = tokio::time::sleep_until(look_at.min(connections_at)) => {}
             }
@@ -207,7 +204,7 @@ impl ReportWriter {
             }
             pending.take(changed, &objects, &live, is_look);
             let connections = match &mut self.connections {
-                Some(connections) if with_connections => connections.look(),
+                Some(connections) if with_connections => connections.changes_to_write(),
                 _ => Vec::new(),
             };
             let Decision { writes, mut removals, undecided } =

@@ -1,19 +1,20 @@
 //! The sessions of edges at this replica: the connected gateways and their links.
 //!
-//! Links come from the channel port; `greeting` judges them, `conversation` talks on them, what rides on them
-//! is in `services`. The table keeps at most one live session per gateway. Revoked keys end their sessions
+//! Links come from the channel port; `greeting` admits them, `session_loop` exchanges messages with the edge for one `Session`,
+//! and `services` are the parts of the cloud that those messages are for. The table keeps at most one live session per gateway. Revoked keys end their sessions
 //! at once, and a replica that stops asks its edges to go elsewhere before it closes anything; `Cloud` knows
 //! what is in flight.
 
 mod greeting;
 mod mailbox;
 mod metrics;
+mod pending_links;
 mod report;
 mod rivals;
 mod secondary;
 mod services;
+mod session;
 mod session_loop;
-mod unjudged;
 
 #[cfg(test)]
 mod tests;
@@ -22,21 +23,18 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use causeway_api::sync::MutexExt;
 use causeway_api::{GatewayStats, Time};
 use causeway_apiserver::Registry;
-use causeway_channel::clock::unix_seconds;
-use causeway_channel::link::{CloseCode, CloseReason, Link, ReceiveBudget, Transport};
+use causeway_channel::CertificateFacts;
+use causeway_channel::link::{CloseCode, CloseReason, Link, Transport};
 use causeway_channel::port::{HandshakeSlot, spread};
-use causeway_channel::session::{
-    Instance, KEEPALIVE_QUICK, LINGER, RemovedSession, SessionTable, is_other_process,
-};
+use causeway_channel::session::{Instance, KEEPALIVE_QUICK, RemovedSession, SessionTable, is_other_process};
 use causeway_channel::wire::control::{
-    DrainNotice, EndpointUpdate, HeldNetmap, Hello, ReconnectHint, SessionRefusedCode, encode_cloud,
+    DrainNotice, EndpointUpdate, ReconnectHint, SessionRefusedCode, encode_cloud,
 };
-use causeway_channel::{CertificateFacts, KeyHash, PeerId};
 use rustls_pki_types::CertificateDer;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
@@ -45,19 +43,19 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::channel::LinkHandler;
-use crate::identity::{AdmittedPeer, Registrar};
+use crate::identity::Registrar;
 use crate::replicas::SessionKey;
-use mailbox::SessionMailbox;
 use metrics::SessionMetrics;
+use pending_links::PendingLinks;
 use rivals::Rivals;
 use session_loop::SessionCommand;
-use unjudged::Unjudged;
 
 pub(crate) use greeting::{enrol_anew, wrong_site_message};
 pub use report::{CONNECTED, ConnectionChange, ConnectionWatch};
 pub use services::{
     EdgeStreamHandler, IsElsewhere, NetmapSender, NetmapSource, SessionFuture, SessionServices, SpoolSink,
 };
+pub use session::Session;
 
 /// Bounds on sessions.
 #[derive(Debug, Clone)]
@@ -82,7 +80,7 @@ const DEPARTED_MAX: usize = 100_000;
 /// Number of sessions below which a fleet that comes back at once needs no spreading.
 const HINT_FROM: usize = 500;
 /// Interval at which a draining replica checks whether its sessions have ended.
-const DRAIN_LOOK: Duration = Duration::from_millis(50);
+const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Edges that can go elsewhere are given this long beyond the spread before their idle links are closed.
 const DRAIN_DIAL: Duration = Duration::from_secs(3);
 /// After the links were closed, their tasks have this long to end.
@@ -109,7 +107,7 @@ struct Shared {
     /// Newcomers a second that the port finishes when all its places are taken, as it was last seen.
     served: AtomicU32,
     /// Links that have not said hello, by key.
-    unjudged: Unjudged,
+    pending_links: PendingLinks,
     /// Counts EGateways that were seen to stand at another site than before.
     moves: AtomicU64,
     metrics: SessionMetrics,
@@ -155,28 +153,6 @@ fn disconnect_reason(code: CloseCode) -> &'static str {
     }
 }
 
-/// One session.
-pub struct Session {
-    pub number: u64,
-    pub epoch: u64,
-    /// The process that holds it; `None` from an edge that does not say.
-    pub instance: Option<Instance>,
-    pub peer: PeerId,
-    pub key: KeyHash,
-    pub link: Link,
-    pub since: Time,
-    pub software: String,
-    not_after: SystemTime,
-    /// The lead of the edge's clock over the cloud's clock at the hello message.
-    clock_ahead_seconds: i64,
-    held: Mutex<Option<(u64, u64)>>,
-    /// Why new streams go over QUIC or TCP, as the edge last told.
-    carries_reason: Mutex<Option<Box<str>>>,
-    /// The bound of unread bytes over all links of the gateway, shared with its older sessions.
-    budget: ReceiveBudget,
-    commands: SessionMailbox,
-}
-
 impl Sessions {
     pub fn new(
         replica: String,
@@ -200,7 +176,7 @@ impl Sessions {
             changed,
             hinted: AtomicUsize::new(HINT_FROM),
             served: AtomicU32::new(served),
-            unjudged: Unjudged::default(),
+            pending_links: PendingLinks::default(),
             moves: AtomicU64::new(0),
             metrics: SessionMetrics::default(),
             tasks: TaskTracker::new(),
@@ -239,7 +215,7 @@ impl Sessions {
                     }
                     Err(RecvError::Closed) => return stop.cancelled().await,
                 },
-                Ok(()) = bundle.changed() => self.0.tell_renewal(),
+                Ok(()) = bundle.changed() => self.0.broadcast_renewal(),
             }
         }
     }
@@ -271,7 +247,13 @@ impl Sessions {
         }
         self.0.registrar.set_other_endpoints(&endpoints);
         *self.0.neighbours() = endpoints;
-        self.0.tell(EndpointUpdate { renew: false, endpoints: self.0.endpoints() });
+        // The first other replica shortens the interval, and the last one that goes lengthens it.
+        let keepalive_ms = Some(milliseconds(self.0.keepalive(Transport::Quic)));
+        self.0.broadcast_endpoints(EndpointUpdate {
+            renew: false,
+            endpoints: self.0.endpoints(),
+            keepalive_ms,
+        });
     }
 
     /// A newer session of that gateway is at another replica: those here end with their streams, or at once
@@ -298,7 +280,7 @@ impl Sessions {
     pub fn handle_moved<'a>(&self, site_of: impl Fn(&str) -> Option<&'a str>) {
         // In this order: a session that is being judged is either found here or looks again.
         self.0.moves.fetch_add(1, Ordering::AcqRel);
-        for session in self.everybody() {
+        for session in self.all_sessions() {
             let (gateway, enrolled) = (session.peer.gateway(), session.peer.site());
             let Some(site) = site_of(gateway).filter(|site| *site != enrolled) else { continue };
             tracing::info!(peer = %session.peer, session = session.number, site, "the EGateway was moved: its session ends");
@@ -308,7 +290,7 @@ impl Sessions {
         }
     }
 
-    /// May this certificate have a link? Asked before one is made, so that a revoked key costs a handshake
+    /// Checks that this certificate may have a link, before one is made, so that a revoked key costs a handshake
     /// and no more.
     pub fn check_certificate(&self, shown: &CertificateDer<'_>, client: IpAddr) -> Result<(), CloseReason> {
         let Ok(facts) = CertificateFacts::read(shown) else {
@@ -344,7 +326,7 @@ impl Sessions {
         }
     }
 
-    /// Tells every edge that this replica stops. Where there are other replicas, waits until the edges have
+    /// Tells every edge that this replica stops. If there are other replicas, waits until the edges have
     /// gone there, at most for `time`. Sessions go on; links that still come are told to try another replica.
     pub async fn announce_stop(&self, time: Duration) {
         self.0.draining.store(true, Ordering::Relaxed);
@@ -354,28 +336,34 @@ impl Sessions {
         let has_neighbours = !neighbours.is_empty();
         if has_neighbours {
             // From here on this replica would only refuse them.
-            self.0.tell(EndpointUpdate { renew: false, endpoints: neighbours });
+            self.0.broadcast_endpoints(EndpointUpdate {
+                renew: false,
+                endpoints: neighbours,
+                keepalive_ms: None,
+            });
         }
         if let Ok(frame) = encode_cloud(drain) {
-            self.everybody().iter().for_each(|session| session.command(SessionCommand::Say(frame.clone())));
+            self.all_sessions()
+                .iter()
+                .for_each(|session| session.command(SessionCommand::Send(frame.clone())));
         }
         let patience = (Instant::now() + hint + DRAIN_DIAL).min(end);
         while has_neighbours && Instant::now() < patience && !self.0.table().is_empty() {
-            sleep(DRAIN_LOOK).await;
+            sleep(DRAIN_CHECK_INTERVAL).await;
         }
     }
 
     /// Ends every session, and refuses those that still come.
     pub async fn close_all(&self) {
         self.0.draining.store(true, Ordering::Relaxed);
-        for session in self.everybody() {
+        for session in self.all_sessions() {
             session.close(CloseReason::new(CloseCode::Draining, "this replica stops"));
         }
         self.0.tasks.close();
         let _ = tokio::time::timeout(DRAIN_END, self.0.tasks.wait()).await;
     }
 
-    fn everybody(&self) -> Vec<Arc<Session>> {
+    fn all_sessions(&self) -> Vec<Arc<Session>> {
         self.0.table().all().map(|(_, entry)| entry.session.clone()).collect()
     }
 }
@@ -462,7 +450,7 @@ impl Shared {
         self.hinted.store(sessions, Ordering::Relaxed);
         let hint = ReconnectHint { retry_hint_ms: milliseconds(self.spread(sessions)) };
         let Ok(frame) = encode_cloud(hint) else { return };
-        table.all_current().for_each(|(_, entry)| entry.session.command(SessionCommand::Say(frame.clone())));
+        table.all_current().for_each(|(_, entry)| entry.session.command(SessionCommand::Send(frame.clone())));
     }
 
     fn handle_ended(&self, session: &Session, reason: &CloseReason) {
@@ -518,104 +506,14 @@ impl Shared {
         }
     }
 
-    fn tell_renewal(&self) {
-        self.tell(EndpointUpdate { renew: true, endpoints: Vec::new() });
+    fn broadcast_renewal(&self) {
+        self.broadcast_endpoints(EndpointUpdate { renew: true, endpoints: Vec::new(), keepalive_ms: None });
     }
 
-    fn tell(&self, news: EndpointUpdate) {
-        let Ok(frame) = encode_cloud(news) else { return };
+    fn broadcast_endpoints(&self, update: EndpointUpdate) {
+        let Ok(frame) = encode_cloud(update) else { return };
         let table = self.table();
-        table.all_current().for_each(|(_, entry)| entry.session.command(SessionCommand::Say(frame.clone())));
-    }
-}
-
-impl Session {
-    fn new(
-        number: u64,
-        (link, budget): (Link, ReceiveBudget),
-        hello: &Hello,
-        admitted: AdmittedPeer,
-        since: Time,
-    ) -> Session {
-        let session = Session {
-            number,
-            epoch: hello.epoch,
-            instance: hello.instance(),
-            peer: admitted.peer,
-            key: admitted.facts.key,
-            link,
-            since,
-            software: hello.software.chars().filter(|char| !char.is_control()).take(80).collect(),
-            not_after: admitted.facts.not_after,
-            clock_ahead_seconds: hello.time.saturating_sub(since.as_second()),
-            held: Mutex::new(None),
-            carries_reason: Mutex::default(),
-            budget,
-            commands: SessionMailbox::default(),
-        };
-        session.set_held(hello.held.as_ref());
-        session
-    }
-
-    /// Ends the session, and the link with it.
-    pub fn close(&self, reason: CloseReason) {
-        if !self.commands.put(SessionCommand::Close(reason.clone())) {
-            self.link.close(reason);
-        }
-    }
-
-    /// Returns the identity of this session of its gateway, for other replicas.
-    pub fn key_of_session(&self) -> SessionKey {
-        SessionKey { epoch: self.epoch, instance: self.instance }
-    }
-
-    /// The process at the other end is gone: nothing on this link can finish. Closing the link resets its
-    /// streams, and with them those of other gateways that are joined to them.
-    fn orphan(&self) {
-        tracing::info!(peer = %self.peer, session = self.number, "the gateway was restarted: its old session ends");
-        // Not through the session's own task: it may be waiting for the dead peer.
-        self.link.close(CloseReason::new(CloseCode::Superseded, "a newer process of this gateway took over"));
-    }
-
-    fn linger(&self) {
-        self.command(SessionCommand::Linger(Instant::now() + LINGER));
-    }
-
-    /// The newer session is gone already; this one goes on.
-    fn stay(&self) {
-        self.command(SessionCommand::Stay);
-    }
-
-    // Full means that the edge takes nothing; it will be called dead, or read on.
-    fn command(&self, command: SessionCommand) {
-        self.commands.put(command);
-    }
-
-    fn set_held(&self, held: Option<&HeldNetmap>) {
-        let mut known = self.held.lock_ignoring_poison();
-        *known = held.map(|held| (held.epoch, held.revision)).or(*known);
-    }
-
-    pub(crate) fn stats(&self) -> GatewayStats {
-        let link = self.link.stats();
-        let held = *self.held.lock_ignoring_poison();
-        GatewayStats {
-            connected: true,
-            transport: Some(self.link.transport().as_str().to_owned()),
-            rtt_ms: self.link.rtt().map(|rtt| (rtt.as_secs_f64() * 1e6).round() / 1e3),
-            sent_bytes: link.sent_bytes,
-            received_bytes: link.received_bytes,
-            since: Some(self.since),
-            last_disconnect_reason: None,
-            generation: held.map(|(epoch, revision)| format!("{epoch}.{revision}")),
-            clock_ahead_seconds: Some(self.clock_ahead_seconds),
-            certificate_expires: Some(Time::from_second(unix_seconds(self.not_after))),
-            address: Some(self.link.remote_address().ip().to_canonical().to_string()),
-            carries: self.carries(),
-            carries_reason: self.carries_reason(),
-            software: Some(self.software.clone()).filter(|software| !software.is_empty()),
-            ..GatewayStats::default()
-        }
+        table.all_current().for_each(|(_, entry)| entry.session.command(SessionCommand::Send(frame.clone())));
     }
 }
 

@@ -46,8 +46,8 @@ pub const PREFIX: &str = "upstream/";
 /// Compare-and-swap is tried this often; each failure means that another replica took something of this
 /// gateway.
 const ATTEMPTS_MAX: usize = 16;
-/// After trouble of the disk or the store. The edge keeps its records meanwhile.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Delay before a failed write to the disk or the store is retried. The edge keeps its records meanwhile.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Why a batch could not be taken.
@@ -74,16 +74,16 @@ impl SpoolSink for SpoolIntakeHandle {
         Box::pin(async move {
             let settled = match ReceivedBatch::from_message(message) {
                 Ok(batch) => {
-                    let settled = intake.settle(&peer, &batch).await;
+                    let settled = intake.store_batch(&peer, &batch).await;
                     if let Some(status) = cursor::latest_status(&batch, 0, intake.clock.now()) {
-                        inbox.tell_status(peer.site(), peer.gateway(), &status.record);
+                        inbox.put_status(peer.site(), peer.gateway(), &status.record);
                     }
                     settled
                 }
                 Err(malformed) => Err(malformed),
             };
             if let Err(error) = &settled {
-                tracing::warn!(%peer, %error, "a batch from upstream makes no sense");
+                tracing::warn!(%peer, %error, "malformed batch of records from an edge: not acknowledged");
             }
             settled.ok().map(SettledRecords::to_message)
         })
@@ -133,7 +133,7 @@ impl SpoolIntake {
 
     /// Takes a batch of `peer`, and retries while the disk or the store fails. The caller may stop waiting:
     /// the edge sends the batch again with its next session.
-    pub async fn settle(
+    pub async fn store_batch(
         &self,
         peer: &PeerId,
         batch: &ReceivedBatch,
@@ -144,14 +144,14 @@ impl SpoolIntake {
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
         }
-        let mut pause = PAUSE;
+        let mut pause = RETRY_DELAY;
         loop {
             match self.take(peer, batch).await {
                 Ok(settled) => return Ok(settled),
                 Err(SpoolIntakeError::Malformed(error)) => return Err(error),
                 Err(error) => {
                     self.metrics.trouble();
-                    tracing::warn!(%peer, error = &error as &dyn std::error::Error, "a batch from upstream waits");
+                    tracing::warn!(%peer, error = &error as &dyn std::error::Error, "cannot write a batch of records from an edge: trying again");
                 }
             }
             tokio::time::sleep(pause).await;
@@ -187,7 +187,7 @@ impl SpoolIntake {
             }
             let seq = cursor.seq;
             if self.save(&key, &cursor, revision).await? {
-                self.metrics.taken(batch, skip, newly_lost);
+                self.metrics.count_stored(batch, skip, newly_lost);
                 return Ok(SettledRecords { queue: batch.queue, seq });
             }
         }

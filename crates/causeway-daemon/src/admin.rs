@@ -87,7 +87,7 @@ impl AdminServer {
             let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "the admin port cannot accept");
+                    tracing::warn!(%error, "the admin port cannot accept a connection; retrying after a pause");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }

@@ -23,8 +23,8 @@ use crate::rotated::{RotatedFiles, RotationLimits};
 /// Lines that may wait: a second of a busy server, a few hundred kilobytes.
 const QUEUE_MAX: usize = 4096;
 pub const NAME: &str = "audit";
-/// The interval at which ended windows are looked for.
-const LOOK: Duration = Duration::from_secs(1);
+/// The interval at which ended coalescing windows are written.
+const WINDOW_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub type AuditLimits = RotationLimits;
 
@@ -242,9 +242,9 @@ struct Writer {
 
 impl Writer {
     fn run(mut self, messages: Receiver<Message>) {
-        let mut looked = Instant::now();
+        let mut last_check = Instant::now();
         loop {
-            match messages.recv_timeout(LOOK) {
+            match messages.recv_timeout(WINDOW_CHECK_INTERVAL) {
                 Ok(Message::Line(line)) => {
                     self.report_dropped();
                     self.write(&line);
@@ -257,8 +257,8 @@ impl Writer {
             }
             // Under load no wait times out.
             let now = Instant::now();
-            if now.duration_since(looked) >= LOOK {
-                looked = now;
+            if now.duration_since(last_check) >= WINDOW_CHECK_INTERVAL {
+                last_check = now;
                 let due = self.repeating.take(|held| held.due(now));
                 self.write_coalesced(due);
                 // A power failure costs the lines of a second at most; a failed sync shows at the next write.

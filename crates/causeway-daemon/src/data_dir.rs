@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::role::{self, Role};
+use crate::role::{self, ProcessRole};
 
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
@@ -34,15 +34,28 @@ pub enum DataDirError {
          for the {wanted}; if nothing in it is needed any more, empty it",
         path.display(), a(*found)
     )]
-    OtherRole { path: PathBuf, wanted: Role, found: Role, evidence: String },
-    #[error("data dir {} cannot be used: {action} failed", path.display())]
+    OtherRole { path: PathBuf, wanted: ProcessRole, found: ProcessRole, evidence: String },
+    #[error("data dir {} cannot be used: {action} failed{}", path.display(), fix(source))]
     Io { path: PathBuf, action: &'static str, source: io::Error },
 }
 
-fn a(role: Role) -> &'static str {
+fn a(role: ProcessRole) -> &'static str {
     match role {
-        Role::Cloud => "a cloud",
-        Role::Edge => "an edge",
+        ProcessRole::Cloud => "a cloud",
+        ProcessRole::Edge => "an edge",
+    }
+}
+
+/// Only causes that have one fix: a full disk names itself.
+fn fix(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            " (run this as root or as the user of the data dir, or choose another --data-dir)"
+        }
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ReadOnlyFilesystem => {
+            " (choose another --data-dir)"
+        }
+        _ => "",
     }
 }
 
@@ -75,7 +88,7 @@ impl DataDir {
     }
 
     /// As `open`, for one role. A data dir of the other role is refused.
-    pub fn open_as(path: impl Into<PathBuf>, role: Role) -> Result<DataDir, DataDirError> {
+    pub fn open_as(path: impl Into<PathBuf>, role: ProcessRole) -> Result<DataDir, DataDirError> {
         let dir = DataDir::open(path)?;
         role::claim(&dir.path, role)?;
         Ok(dir)

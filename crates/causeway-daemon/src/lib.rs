@@ -8,6 +8,7 @@
 pub mod admin;
 pub mod audit;
 pub mod coalesce;
+pub mod collector;
 pub mod data_dir;
 pub mod files;
 pub mod log;
@@ -27,4 +28,4 @@ pub use audit::AuditLog;
 pub use data_dir::DataDir;
 pub use metrics::Metrics;
 pub use readiness::{Readiness, ReadinessCheck};
-pub use role::Role;
+pub use role::ProcessRole;

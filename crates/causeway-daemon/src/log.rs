@@ -88,7 +88,7 @@ pub fn set_filter(filter: &str) -> Result<String, LogError> {
     Ok(current.replace(filter.to_owned()).unwrap_or_default())
 }
 
-/// Would this filter be accepted? Used by `check-config`, which must not start logging.
+/// Checks that this filter is accepted. Used by `check-config`, which must not start logging.
 pub fn check_filter(filter: &str) -> Result<EnvFilter, LogError> {
     EnvFilter::try_new(filter).map_err(|source| LogError::Filter { filter: filter.to_owned(), source })
 }

@@ -1,4 +1,4 @@
-//! Is this process ready, and if not, what is missing?
+//! Readiness of this process, with the parts that are missing.
 //!
 //! Each part registers a check under its name and says how it is; `/readyz` here and on the API
 //! port read the same values. A check that was never answered counts as not ready.

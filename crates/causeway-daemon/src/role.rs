@@ -11,52 +11,53 @@ use crate::data_dir::{DataDirError, write_atomic};
 
 const MARKER: &str = "role";
 
+/// The role of a process, as the marker file in its data dir names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum ProcessRole {
     Cloud,
     Edge,
 }
 
-impl Role {
-    fn other(self) -> Role {
+impl ProcessRole {
+    fn other(self) -> ProcessRole {
         match self {
-            Role::Cloud => Role::Edge,
-            Role::Edge => Role::Cloud,
+            ProcessRole::Cloud => ProcessRole::Edge,
+            ProcessRole::Edge => ProcessRole::Cloud,
         }
     }
 
-    fn parse(text: &str) -> Option<Role> {
-        [Role::Cloud, Role::Edge].into_iter().find(|role| role.to_string() == text.trim())
+    fn parse(text: &str) -> Option<ProcessRole> {
+        [ProcessRole::Cloud, ProcessRole::Edge].into_iter().find(|role| role.to_string() == text.trim())
     }
 
     /// Files that only this role writes.
     fn files(self) -> &'static [&'static str] {
         match self {
-            Role::Cloud => &["store.db", "seal.key", "admin.kubeconfig", "channel.keys"],
-            Role::Edge => &["identity.pem", "edge.json", "pending.key"],
+            ProcessRole::Cloud => &["store.db", "seal.key", "admin.kubeconfig", "channel.keys"],
+            ProcessRole::Edge => &["identity.pem", "edge.json", "pending.key"],
         }
     }
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for ProcessRole {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            Role::Cloud => "cloud",
-            Role::Edge => "edge",
+            ProcessRole::Cloud => "cloud",
+            ProcessRole::Edge => "edge",
         })
     }
 }
 
 /// Checks that the data dir is free for `role`, and marks it. Call with the lock held.
-pub(crate) fn claim(path: &Path, role: Role) -> Result<(), DataDirError> {
+pub(crate) fn claim(path: &Path, role: ProcessRole) -> Result<(), DataDirError> {
     let marker = match std::fs::read_to_string(path.join(MARKER)) {
-        Ok(text) => Role::parse(&text),
+        Ok(text) => ProcessRole::parse(&text),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(source) => {
             return Err(DataDirError::Io { path: path.to_owned(), action: "reading its role", source });
         }
     };
-    if let Some(evidence) = foreign(marker, role, |name| path.join(name).exists()) {
+    if let Some(evidence) = evidence_of_other_role(marker, role, |name| path.join(name).exists()) {
         let path = path.to_owned();
         return Err(DataDirError::OtherRole { path, wanted: role, found: role.other(), evidence });
     }
@@ -64,14 +65,18 @@ pub(crate) fn claim(path: &Path, role: Role) -> Result<(), DataDirError> {
     if marker.is_none()
         && let Err(error) = write_atomic(&path.join(MARKER), format!("{role}\n").as_bytes())
     {
-        tracing::warn!(%error, path = %path.display(), "the role of the data dir cannot be written down");
+        tracing::warn!(%error, path = %path.display(), "cannot write the role marker of the data dir");
     }
     Ok(())
 }
 
 /// Returns the evidence that a data dir belongs to the other role, if there is any. Without a marker, files
 /// of both roles prove nothing: programs before the marker let both start on one data dir.
-fn foreign(marker: Option<Role>, wanted: Role, has: impl Fn(&str) -> bool) -> Option<String> {
+fn evidence_of_other_role(
+    marker: Option<ProcessRole>,
+    wanted: ProcessRole,
+    has: impl Fn(&str) -> bool,
+) -> Option<String> {
     match marker {
         Some(role) if role == wanted => None,
         Some(_) => Some(MARKER.to_owned()),
@@ -91,32 +96,32 @@ mod tests {
     #[test]
     fn a_data_dir_belongs_to_one_role() {
         let check = |marker, wanted, files: &[&str], evidence: Option<&str>| {
-            let found = foreign(marker, wanted, |name| files.contains(&name));
+            let found = evidence_of_other_role(marker, wanted, |name| files.contains(&name));
             assert_eq!(found.as_deref(), evidence, "{marker:?} {wanted:?} {files:?}");
         };
-        check(None, Role::Cloud, &[], None);
-        check(None, Role::Edge, &[], None);
-        check(None, Role::Cloud, &["store.db", "seal.key"], None);
-        check(None, Role::Cloud, &["identity.pem", "edge.json"], Some("identity.pem, edge.json"));
-        check(None, Role::Edge, &["seal.key"], Some("seal.key"));
-        check(None, Role::Edge, &["seal.key", "identity.pem"], None);
-        check(Some(Role::Edge), Role::Edge, &["seal.key"], None);
-        check(Some(Role::Edge), Role::Cloud, &["seal.key"], Some("role"));
-        check(Some(Role::Cloud), Role::Edge, &[], Some("role"));
+        check(None, ProcessRole::Cloud, &[], None);
+        check(None, ProcessRole::Edge, &[], None);
+        check(None, ProcessRole::Cloud, &["store.db", "seal.key"], None);
+        check(None, ProcessRole::Cloud, &["identity.pem", "edge.json"], Some("identity.pem, edge.json"));
+        check(None, ProcessRole::Edge, &["seal.key"], Some("seal.key"));
+        check(None, ProcessRole::Edge, &["seal.key", "identity.pem"], None);
+        check(Some(ProcessRole::Edge), ProcessRole::Edge, &["seal.key"], None);
+        check(Some(ProcessRole::Edge), ProcessRole::Cloud, &["seal.key"], Some("role"));
+        check(Some(ProcessRole::Cloud), ProcessRole::Edge, &[], Some("role"));
     }
 
     #[test]
     fn the_first_role_marks_the_data_dir_and_the_other_is_told() {
         let base = tempfile::tempdir().unwrap();
-        drop(DataDir::open_as(base.path(), Role::Edge).unwrap());
-        drop(DataDir::open_as(base.path(), Role::Edge).unwrap());
-        let text = DataDir::open_as(base.path(), Role::Cloud).unwrap_err().to_string();
+        drop(DataDir::open_as(base.path(), ProcessRole::Edge).unwrap());
+        drop(DataDir::open_as(base.path(), ProcessRole::Edge).unwrap());
+        let text = DataDir::open_as(base.path(), ProcessRole::Cloud).unwrap_err().to_string();
         for part in ["belongs to an edge", "causeway edge", "--data-dir", "role"] {
             assert!(text.contains(part), "{part} is missing in {text}");
         }
         let old = tempfile::tempdir().unwrap();
         std::fs::write(old.path().join("seal.key"), "").unwrap();
-        let text = DataDir::open_as(old.path(), Role::Edge).unwrap_err().to_string();
+        let text = DataDir::open_as(old.path(), ProcessRole::Edge).unwrap_err().to_string();
         assert!(text.contains("belongs to a cloud (seal.key"), "{text}");
     }
 }

@@ -1,6 +1,6 @@
 //! Assembles an edge from its parts and runs it.
 //!
-//! Input: the effective configuration and, the first time, a join token. `start` does everything that may fail:
+//! Input: the effective configuration and, the first time, a way to enrol. `start` does everything that may fail:
 //! it locks the data dir, opens the netmap and the spool, and binds the admin port. `run` enrols if needed, then
 //! forwards until it is told to stop. Enrolment and certificates are in `edge`, the link in `link`.
 
@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use causeway_apicache::server::{EdgeApiOptions, EdgeApiStatus};
-use causeway_channel::JoinToken;
 use causeway_channel::clock::UtcTimestamp;
 use causeway_channel::dial::ConnectProxy;
 use causeway_channel::session::AllowedTransports;
@@ -24,9 +23,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::edge::{CertificateSignals, Edge, EdgeError, EnrolmentOutcome};
-use crate::gateway::{self, CloudStreamServer};
-use crate::kubernetes;
+use crate::edge::{CertificateSignals, Edge, EdgeError, EnrolmentOutcome, JoinCredential};
+use crate::gateway::{self, CloudStreamServer, GatewayNeighbours};
+use crate::kubernetes::{self, KubernetesState};
 use crate::link::{CurrentLink, LinkKeeper, LinkPublisher, LinkServices};
 use crate::metrics;
 use crate::netmap::NetmapKeeper;
@@ -54,7 +53,7 @@ pub struct EdgeConfig {
 pub struct EdgeDaemon {
     data_dir: PathBuf,
     edge: Edge,
-    token: Option<JoinToken>,
+    join: Option<JoinCredential>,
     enrolled: ReadinessCheck,
     netmaps: NetmapKeeper,
     spool: Option<Spool>,
@@ -66,15 +65,15 @@ pub struct EdgeDaemon {
     admin_address: SocketAddr,
     drain: Duration,
     kubernetes: Option<EdgeApiOptions>,
-    kubernetes_status: watch::Sender<Option<EdgeApiStatus>>,
+    kubernetes_state: KubernetesState,
 }
 
 impl EdgeDaemon {
     /// Opens the data dir and binds the admin port. Fails with `NotEnrolled` if the edge has neither an identity
-    /// nor a token.
-    pub async fn start(config: EdgeConfig, token: Option<JoinToken>) -> Result<EdgeDaemon, EdgeError> {
+    /// nor a way to enrol.
+    pub async fn start(config: EdgeConfig, join: Option<JoinCredential>) -> Result<EdgeDaemon, EdgeError> {
         let edge = Edge::open(&config.data_dir)?.through(config.proxy);
-        if edge.peer().is_none() && token.is_none() {
+        if edge.peer().is_none() && join.is_none() {
             return Err(EdgeError::NotEnrolled);
         }
         let (readiness, metrics) = (Readiness::new(), Metrics::new(env!("CARGO_PKG_VERSION")));
@@ -97,7 +96,9 @@ impl EdgeDaemon {
         let services = LinkServices {
             netmaps: Arc::new(netmaps.clone()),
             streams: Arc::new(CloudStreamServer(gateway.clone())),
+            neighbours: Arc::new(GatewayNeighbours(gateway.clone())),
             tunnel: gateway::tunnel_report(&gateway, tunnel_port),
+            switched_off: gateway.switched_off().iter().map(|plane| plane.word().to_owned()).collect(),
             ..LinkServices::none()
         };
         let services = match &spool {
@@ -108,21 +109,20 @@ impl EdgeDaemon {
         netmaps.register(&metrics);
         metrics.register(|registry| gateway.register(registry));
         metrics.register(|registry| metrics::register(registry, link.clone(), spool.clone()));
-        let kubernetes_status = watch::Sender::new(None);
-        let shown = kubernetes_status.subscribe();
-        metrics.register(|registry| causeway_apicache::metrics::register(registry, shown.clone()));
+        let kubernetes_state = KubernetesState::new();
+        let shown = kubernetes_state.clone();
+        metrics.register(|registry| causeway_apicache::metrics::register(registry, shown.status.subscribe()));
         let mut endpoints =
             admin_endpoints(metrics, readiness, config.shown, &link, &netmaps, &gateway, role_facts);
-        let summary = move || shown.borrow().as_ref().map_or(Value::Null, EdgeApiStatus::summary);
-        endpoints.dumps.push(("kubernetes", Box::new(summary)));
+        endpoints.dumps.push(("kubernetes", Box::new(move || shown.summary())));
         let bind_error = |source| EdgeError::Bind { address: config.admin, source };
         let admin = AdminServer::bind(config.admin, endpoints).await.map_err(bind_error)?;
         let admin_address = admin.address().map_err(bind_error)?;
-        own_listeners.keep("admin", dial::Transport::Tcp, admin_address);
+        own_listeners.keep("admin", dial::SocketProtocol::Tcp, admin_address);
         Ok(EdgeDaemon {
             data_dir: config.data_dir,
             edge,
-            token,
+            join,
             enrolled,
             netmaps,
             spool,
@@ -134,7 +134,7 @@ impl EdgeDaemon {
             admin_address,
             drain,
             kubernetes: config.kubernetes,
-            kubernetes_status,
+            kubernetes_state,
         })
     }
 
@@ -150,13 +150,16 @@ impl EdgeDaemon {
             gateway: &self.gateway,
             spool: self.spool.as_ref(),
             link: self.link,
-            kubernetes: self.kubernetes_status.subscribe(),
+            kubernetes: self.kubernetes_state.clone(),
             drain: self.drain,
         };
         let running = async {
-            if let Some(token) = &self.token
-                && let EnrolmentOutcome::Now(_) = self.edge.enrol(token, &stop).await?
-            {
+            let outcome = match &self.join {
+                Some(JoinCredential::Token(token)) => Some(self.edge.enrol(token, &stop).await?),
+                Some(JoinCredential::ServiceAccount(join)) => Some(self.edge.enrol_node(join, &stop).await?),
+                None => None,
+            };
+            if let Some(EnrolmentOutcome::Now(_)) = outcome {
                 self.netmaps.forget().await;
             }
             self.enrolled.ready();
@@ -166,7 +169,7 @@ impl EdgeDaemon {
             }
             let (kubernetes_stop, link) = (CancellationToken::new(), forwarding.link.clone());
             let kubernetes = self.kubernetes.map(|options| {
-                tokio::spawn(kubernetes::run(options, link, self.kubernetes_status, kubernetes_stop.clone()))
+                tokio::spawn(kubernetes::run(options, link, self.kubernetes_state, kubernetes_stop.clone()))
             });
             let forwarded = async {
                 let ended = forwarding.run(self.link_keeper, self.certificate_signals, &stop).await;
@@ -214,7 +217,7 @@ struct Forwarding<'a> {
     gateway: &'a Gateway,
     spool: Option<&'a Spool>,
     link: CurrentLink,
-    kubernetes: watch::Receiver<Option<EdgeApiStatus>>,
+    kubernetes: KubernetesState,
     drain: Duration,
 }
 
@@ -266,24 +269,24 @@ async fn retire_streams(link: &mut CurrentLink, gateway: &Gateway) {
 // The readiness of pods is looked at every 15 s.
 const READINESS_PERIOD: Duration = Duration::from_secs(5);
 
-/// Reports listen errors, unreachable backends and pods that are not ready for offline to the cloud whenever they change.
-async fn report_problems(
-    mut problems: ProblemReporter,
-    kubernetes: &watch::Receiver<Option<EdgeApiStatus>>,
-    spool: Option<&Spool>,
-) {
+/// Reports listen errors, those of the Kubernetes API included, unreachable backends, pods that are not ready for offline and a spent byte
+/// budget to the cloud whenever they change.
+async fn report_problems(mut problems: ProblemReporter, kubernetes: &KubernetesState, spool: Option<&Spool>) {
     let mut reported = None;
-    let mut current = problems.next().await;
+    let mut of_gateway = problems.next().await;
     loop {
-        current.offline = kubernetes.borrow().as_ref().and_then(EdgeApiStatus::pods_at_risk);
+        let mut current = of_gateway.clone();
+        current.gateway.extend(kubernetes.problems());
+        current.offline = kubernetes.status.borrow().as_ref().and_then(EdgeApiStatus::pods_at_risk);
+        current.budget = kubernetes.status.borrow().as_ref().and_then(EdgeApiStatus::budget);
         if reported.as_ref() != Some(&current) {
             if let Some(spool) = spool {
                 spool.report_problems(SOFTWARE, &current);
             }
-            reported = Some(current.clone());
+            reported = Some(current);
         }
         tokio::select! {
-            next = problems.next() => current = next,
+            next = problems.next() => of_gateway = next,
             () = tokio::time::sleep(READINESS_PERIOD) => {}
         }
     }
@@ -315,6 +318,7 @@ fn admin_endpoints(
 ) -> AdminEndpoints {
     let (link, netmaps, backends, tunnel) = (link.clone(), netmaps.clone(), gateway.clone(), gateway.clone());
     let (dns, presences, started) = (gateway.dns(), gateway.listening(), SystemTime::now());
+    let neighbours = gateway.neighbours();
     AdminEndpoints {
         metrics,
         readiness,
@@ -324,6 +328,7 @@ fn admin_endpoints(
             ("netmap", Box::new(move || netmaps.dump())),
             ("dns", Box::new(move || serde_json::to_value(&*dns.borrow()).unwrap_or_default())),
             ("presences", Box::new(move || serde_json::to_value(&*presences.borrow()).unwrap_or_default())),
+            ("neighbours", Box::new(move || serde_json::to_value(&*neighbours.borrow()).unwrap_or_default())),
             ("edge", Box::new(role_facts)),
             ("backends", Box::new(move || dump_backends(&backends))),
             ("tunnel", Box::new(move || dump_tunnel(&tunnel))),

@@ -2,8 +2,9 @@
 //! The order of steps makes a crash harmless: the key is saved before it is sent, the response is saved
 //! before it is used, and the same key may ask again. `renewal` decides which step is due.
 
+use std::io::Read;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,9 +13,10 @@ use causeway_channel::dial::ConnectProxy;
 use causeway_channel::enrol::{self, DEADLINE};
 use causeway_channel::session::AllowedTransports;
 use causeway_channel::tls::TrustAnchors;
-use causeway_channel::wire::EnrolmentCode;
+use causeway_channel::wire::{EnrolmentCode, SERVICE_ACCOUNT_TOKEN_BYTES_MAX};
 use causeway_channel::{
-    ChannelEndpoint, Clock, EnrolError, EnrolmentContact, IssuedCertificate, JoinToken, PeerId, TokenSecret,
+    ChannelEndpoint, Clock, EnrolError, EnrolmentContact, IssuedCertificate, JoinToken, KeyHash, PeerId,
+    TokenSecret,
 };
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -31,6 +33,35 @@ pub struct Edge {
     clock: Clock,
     identity: watch::Sender<Option<Arc<EdgeIdentity>>>,
     proxy: Option<ConnectProxy>,
+}
+
+/// The way in which an edge enrols the first time. `Debug` shows no secret.
+#[derive(Debug, Clone)]
+pub enum JoinCredential {
+    Token(JoinToken),
+    ServiceAccount(ServiceAccountJoin),
+}
+
+/// Enrolment as the gateway of the node of this pod. The file holds a secret, which is read for each attempt: kubelet replaces it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceAccountJoin {
+    /// A projected service-account token.
+    pub token_file: PathBuf,
+    pub endpoints: Vec<ChannelEndpoint>,
+    /// Hashes of the public keys of the CAs that the edge may trust at first contact.
+    pub authorities: Vec<KeyHash>,
+}
+
+impl ServiceAccountJoin {
+    fn read_token(&self) -> Result<String, EdgeError> {
+        let failed = |source| EdgeError::ServiceAccountToken { path: self.token_file.clone(), source };
+        let file = std::fs::File::open(&self.token_file).map_err(failed)?;
+        let mut text = String::new();
+        // One byte more than the cloud accepts, so that a longer file is refused there and not cut off.
+        let bytes_max = SERVICE_ACCOUNT_TOKEN_BYTES_MAX as u64 + 1;
+        file.take(bytes_max).read_to_string(&mut text).map_err(failed)?;
+        Ok(text.trim().to_owned())
+    }
 }
 
 /// The outcome of `enrol`.
@@ -55,6 +86,10 @@ pub enum EdgeError {
         "this edge is not enrolled yet: start it with --join TOKEN, or put a token into the file of the setting `join-file`"
     )]
     NotEnrolled,
+    #[error(
+        "the service-account token {} cannot be read: project one into the pod, or correct `join-service-account`", path.display()
+    )]
+    ServiceAccountToken { path: PathBuf, source: std::io::Error },
     #[error("stopped before the enrolment was done")]
     Stopped,
     #[error(transparent)]
@@ -99,12 +134,32 @@ impl Edge {
         token: &JoinToken,
         stop: &CancellationToken,
     ) -> Result<EnrolmentOutcome, EdgeError> {
+        self.repeat(|| self.enrol_once(token), stop).await
+    }
+
+    /// As `enrol`, with the service-account token of this pod.
+    pub async fn enrol_node(
+        &self,
+        join: &ServiceAccountJoin,
+        stop: &CancellationToken,
+    ) -> Result<EnrolmentOutcome, EdgeError> {
+        self.repeat(|| self.enrol_node_once(join), stop).await
+    }
+
+    async fn repeat<F>(
+        &self,
+        attempt: impl Fn() -> F,
+        stop: &CancellationToken,
+    ) -> Result<EnrolmentOutcome, EdgeError>
+    where
+        F: Future<Output = Result<EnrolmentOutcome, EdgeError>>,
+    {
         let mut failures = 0;
         loop {
             let error = tokio::select! {
                 biased;
                 () = stop.cancelled() => return Err(EdgeError::Stopped),
-                tried = self.enrol_once(token) => match tried {
+                tried = attempt() => match tried {
                     Err(EdgeError::Enrol(error)) if is_worth_repeating(&error) => error,
                     other => return other,
                 },
@@ -171,6 +226,34 @@ impl Edge {
         self.take()?;
         tracing::info!(peer = %token.peer, until = %UtcTimestamp(issued.facts.not_after), "enrolled");
         Ok(EnrolmentOutcome::Now(token.peer.clone()))
+    }
+
+    async fn enrol_node_once(&self, join: &ServiceAccountJoin) -> Result<EnrolmentOutcome, EdgeError> {
+        if let Some(peer) = self.peer() {
+            let Some(note) = self.state.refused()? else {
+                tracing::info!(%peer, "already enrolled: the service-account token is not used");
+                return Ok(EnrolmentOutcome::Before(peer));
+            };
+            tracing::warn!(
+                %peer, at = note.at, reason = note.reason,
+                "the cloud refused the identity of this edge: it enrols again as its node, under a new key"
+            );
+        }
+        let contact = self.contact(join.endpoints.clone(), TrustAnchors::Pinned(join.authorities.clone()));
+        let mut key = self.state.pending_key()?;
+        let token = join.read_token()?;
+        let mut tried = enrol::enrol_node(&contact, &token, &join.authorities, &key).await;
+        if tried.as_ref().is_err_and(|error| refused_with(error, EnrolmentCode::Revoked)) {
+            // The saved key belongs to an earlier enrolment in this data dir.
+            key = self.state.new_pending_key()?;
+            tried = enrol::enrol_node(&contact, &token, &join.authorities, &key).await;
+        }
+        let (issued, peer) = tried.map_err(EdgeError::Enrol)?;
+        self.state.save(&key, &issued, &peer, &join.endpoints)?;
+        self.state.clear_pending()?;
+        self.take()?;
+        tracing::info!(%peer, until = %UtcTimestamp(issued.facts.not_after), "enrolled as the gateway of this node");
+        Ok(EnrolmentOutcome::Now(peer))
     }
 
     /// Returns the keeper of the link, the handle to the link in use, and the signals that `run_linked` needs.

@@ -2,20 +2,24 @@
 //!
 //! The origin of a stream is in its header, set by the cloud; a stream of the cloud itself has none.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use causeway_channel::link::{Stream, StreamError, StreamHeader};
-use causeway_channel::wire::control::TunnelReport;
+use causeway_channel::wire::control::{
+    NEIGHBOUR_NAMES_BYTES_MAX, NEIGHBOURS_MAX, NeighbourQuery, TunnelReport,
+};
 use causeway_gateway::audit::{AuditRecord, AuditSink};
+use causeway_gateway::peer_requests::PeerQuestion;
 use causeway_gateway::peers::{GatewayPeers, PeerError};
 use causeway_gateway::{Gateway, GatewayOptions, GatewayParts, RoleFacts};
-use causeway_netmap::SiteName;
+use causeway_netmap::{NetmapView, SiteName};
 use tokio::runtime::Handle;
 
-use crate::link::{CloudStreamHandler, CurrentLink, LinkFuture};
+use crate::link::{CloudStreamHandler, CurrentLink, LinkFuture, NeighbourAsker};
 use crate::netmap::NetmapKeeper;
 use crate::spool::{Spool, SpoolRecordKind};
 
@@ -40,6 +44,51 @@ pub fn gateway(
         options,
         role_facts: Some(role_facts),
     })
+}
+
+/// Asks the cloud for the members of large communities with which the gateway exchanges packets.
+pub struct GatewayNeighbours(pub Gateway);
+
+impl NeighbourAsker for GatewayNeighbours {
+    fn neighbours(&self) -> Vec<String> {
+        neighbours(&self.0.context().view())
+    }
+
+    fn next(&self) -> LinkFuture<'_, NeighbourQuery> {
+        Box::pin(async { query(self.0.context().peer_requests.next().await) })
+    }
+}
+
+/// Returns the sites of the peers of a netmap with on-demand networks, as many as a hello may have.
+fn neighbours(view: &NetmapView) -> Vec<String> {
+    if view.on_demand.is_none() {
+        return Vec::new();
+    }
+    let sites: BTreeSet<&str> = view.tunnel_peers.values().map(|peer| peer.site.as_str()).collect();
+    let mut bytes = 0;
+    let fitting = sites.into_iter().take(NEIGHBOURS_MAX).take_while(|site| {
+        // A tag and a length precede each name.
+        bytes += site.len() + 3;
+        bytes <= NEIGHBOUR_NAMES_BYTES_MAX
+    });
+    fitting.map(str::to_owned).collect()
+}
+
+fn query(questions: Vec<PeerQuestion>) -> NeighbourQuery {
+    let mut query = NeighbourQuery::default();
+    for question in questions {
+        match question {
+            PeerQuestion::Address(IpAddr::V4(address)) => {
+                query.addresses.push(Bytes::copy_from_slice(&address.octets()));
+            }
+            PeerQuestion::Address(IpAddr::V6(address)) => {
+                query.addresses.push(Bytes::copy_from_slice(&address.octets()));
+            }
+            PeerQuestion::Site(site) => query.sites.push(site),
+            PeerQuestion::Silent(site) => query.silent.push(site),
+        }
+    }
+    query
 }
 
 /// The tunnel of this gateway, for hello. None: it is switched off.
@@ -136,9 +185,8 @@ impl AuditSink for SpoolAuditSink {
 pub struct CloudStreamServer(pub Gateway);
 
 impl CloudStreamHandler for CloudStreamServer {
-    fn serve(&self, header: StreamHeader, stream: Stream) -> LinkFuture<'static, ()> {
+    fn serve(&self, header: StreamHeader, stream: Stream) {
         let origin = header.origin.as_ref().map_or(CLOUD, |origin| origin.site.as_str()).into();
         self.0.serve(origin, header, stream);
-        Box::pin(std::future::ready(()))
     }
 }

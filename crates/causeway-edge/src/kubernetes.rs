@@ -7,6 +7,7 @@ use causeway_api::error_chain;
 use causeway_apicache::connector::{BoxedStream, CloudAway, CloudConnector, ConnectorFuture};
 use causeway_apicache::server::{EdgeApi, EdgeApiOptions, EdgeApiStatus};
 use causeway_channel::link::{StreamHeader, StreamPurpose};
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -16,6 +17,35 @@ use crate::link::CurrentLink;
 const OPEN: Duration = Duration::from_secs(3);
 // A taken port may become free.
 const RETRY: Duration = Duration::from_secs(10);
+
+/// The API as the rest of the edge sees it. A handle; clones share it.
+#[derive(Clone)]
+pub struct KubernetesState {
+    pub status: watch::Sender<Option<EdgeApiStatus>>,
+    /// The reason for which the API is wanted here and not served.
+    failure: watch::Sender<Option<String>>,
+}
+
+impl KubernetesState {
+    pub fn new() -> KubernetesState {
+        KubernetesState { status: watch::Sender::new(None), failure: watch::Sender::new(None) }
+    }
+
+    /// The problems for the condition of the gateway about its listeners.
+    pub fn problems(&self) -> Vec<String> {
+        let pods = self.status.borrow().as_ref().and_then(EdgeApiStatus::pods_problem);
+        self.failure.borrow().clone().into_iter().chain(pods).collect()
+    }
+
+    /// The part of the dump: null where no API is wanted.
+    pub fn summary(&self) -> Value {
+        match (&*self.status.borrow(), &*self.failure.borrow()) {
+            (Some(status), _) => status.summary(),
+            (None, Some(failure)) => json!({"failure": failure}),
+            (None, None) => Value::Null,
+        }
+    }
+}
 
 /// Opens streams of the API cache on the link in use.
 struct LinkConnector(CurrentLink);
@@ -75,7 +105,7 @@ impl CloudConnector for LinkConnector {
 pub async fn run(
     options: EdgeApiOptions,
     link: CurrentLink,
-    status: watch::Sender<Option<EdgeApiStatus>>,
+    state: KubernetesState,
     stop: CancellationToken,
 ) {
     let connector: Arc<dyn CloudConnector> = Arc::new(LinkConnector(link));
@@ -87,11 +117,14 @@ pub async fn run(
         match EdgeApi::open(options.clone(), connector.clone()).await {
             Ok(api) => {
                 tracing::info!(address = ?api.address().ok(), "the Kubernetes API is served at this edge");
-                status.send_replace(Some(api.status()));
+                state.failure.send_replace(None);
+                state.status.send_replace(Some(api.status()));
                 return api.run(stop).await;
             }
             Err(error) => {
-                tracing::warn!(error = error_chain(&error), "cannot serve the Kubernetes API at this edge")
+                let error = error_chain(&error);
+                tracing::warn!(error, "cannot serve the Kubernetes API at this edge");
+                state.failure.send_replace(Some(format!("the Kubernetes API is not served: {error}")));
             }
         }
         tokio::select! {

@@ -19,5 +19,5 @@ pub mod spool;
 mod state;
 
 pub use daemon::{EdgeConfig, EdgeDaemon};
-pub use edge::{CertificateSignals, Edge, EdgeError, EnrolmentOutcome};
+pub use edge::{CertificateSignals, Edge, EdgeError, EnrolmentOutcome, JoinCredential, ServiceAccountJoin};
 pub use state::{EdgeIdentity, StateError};

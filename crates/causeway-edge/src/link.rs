@@ -5,6 +5,7 @@
 //! `handshake`, a session in `session_loop`, its users in `services`, changes of this host's network in
 //! `network_changes`.
 
+mod current_link;
 mod handshake;
 mod network_changes;
 mod secondary;
@@ -24,10 +25,9 @@ use causeway_channel::session::{
     AllowedTransports, LinkId, SecondaryPolicy, Supervisor, SupervisorAction, SupervisorState,
     TransportPreference, WelcomedSession,
 };
-use causeway_channel::tls;
 use causeway_channel::wire::control::{self, Goodbye, Hello, INSTANCE_BYTES, JoinSession, Ping, Welcome};
-use causeway_channel::{ChannelEndpoint, Clock, TokenSecret};
-use tokio::sync::{Notify, mpsc, watch};
+use causeway_channel::{ChannelEndpoint, Clock, TokenSecret, tls};
+use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -38,7 +38,10 @@ use network_changes::NetworkChanges;
 use secondary::SecondaryControl;
 use session_loop::{EdgeSessionLoop, LinkCommand, LinkEvent, SecondaryParts};
 
-pub use services::{CloudStreamHandler, LinkFuture, LinkServices, NetmapHandler, SpoolFeed, SpoolQueue};
+pub use current_link::{CurrentLink, LinkPublisher, LinkState};
+pub use services::{
+    CloudStreamHandler, LinkFuture, LinkServices, NeighbourAsker, NetmapHandler, SpoolFeed, SpoolQueue,
+};
 
 /// The configuration of the link.
 #[derive(Debug, Clone, Default)]
@@ -46,114 +49,6 @@ pub struct LinkOptions {
     pub transports: AllowedTransports,
     /// `None`: direct.
     pub proxy: Option<ConnectProxy>,
-}
-
-/// The link in use, for opening streams. Clones share it.
-#[derive(Clone, Debug)]
-pub struct CurrentLink {
-    current: watch::Receiver<Option<(LinkId, Link)>>,
-    /// Counts links that were announced to end, or replaced by another one.
-    retired: watch::Receiver<u64>,
-    shown: watch::Receiver<LinkState>,
-    check_requests: Arc<Notify>,
-}
-
-impl CurrentLink {
-    /// `None` while the cloud is away.
-    pub fn link(&self) -> Option<Link> {
-        self.current.borrow().as_ref().map(|(_, link)| link.clone())
-    }
-
-    /// Resolves when another link is in use, or none.
-    pub async fn changed(&mut self) {
-        if self.current.changed().await.is_err() {
-            std::future::pending().await
-        }
-    }
-
-    /// Resolves when streams that are kept open for later use should be closed: the cloud announced the end of the link
-    /// they are on, or another link is in use.
-    pub async fn retired(&mut self) {
-        if self.retired.changed().await.is_err() {
-            std::future::pending().await
-        }
-    }
-
-    /// A request makes no progress: find out at once whether the link is alive.
-    pub fn suspect(&self) {
-        self.check_requests.notify_one();
-    }
-
-    /// For the admin dump.
-    pub fn shown(&self) -> LinkState {
-        let shown = self.shown.borrow().clone();
-        let link = self.link();
-        let stats = link.as_ref().map(Link::stats).unwrap_or_default();
-        LinkState {
-            rtt_ms: link.and_then(|link| link.rtt()).map(|rtt| rtt.as_secs_f64() * 1000.0),
-            sent_bytes: stats.sent_bytes,
-            received_bytes: stats.received_bytes,
-            ..shown
-        }
-    }
-}
-
-/// The state of the link.
-#[derive(Clone, Debug, Default, serde::Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct LinkState {
-    pub state: String,
-    pub transport: Option<&'static str>,
-    pub cloud: Option<String>,
-    pub replica: Option<String>,
-    pub session: Option<String>,
-    pub rtt_ms: Option<f64>,
-    pub sent_bytes: u64,
-    pub received_bytes: u64,
-    /// Since the start of the process.
-    pub sessions: u64,
-    pub attempts: u64,
-    /// Why the last attempt or session ended.
-    pub last_problem: Option<String>,
-    /// The transports that the configuration allows: `auto`, `quic` or `tcp`.
-    pub allowed: &'static str,
-    /// TCP goes through an HTTP proxy.
-    pub proxied: bool,
-    /// Why the link is on TCP although QUIC is allowed.
-    pub quic_problem: Option<String>,
-    /// Seconds by which this host's clock was ahead of the cloud's when the session began; negative: behind.
-    pub clock_ahead_seconds: Option<i64>,
-}
-
-/// Publishes the link in use and its state to the `CurrentLink` that was made with it.
-pub struct LinkPublisher {
-    current: watch::Sender<Option<(LinkId, Link)>>,
-    shown: watch::Sender<LinkState>,
-    retired: watch::Sender<u64>,
-    check_requests: Arc<Notify>,
-}
-
-impl LinkPublisher {
-    /// Makes both ends. There is no link until a `LinkKeeper` runs with the publisher.
-    pub fn new(options: &LinkOptions) -> (LinkPublisher, CurrentLink) {
-        let allowed = match options.transports {
-            AllowedTransports::Both => "auto",
-            AllowedTransports::QuicOnly => "quic",
-            AllowedTransports::TcpOnly => "tcp",
-        };
-        let proxied = options.proxy.is_some();
-        let (current, current_seen) = watch::channel(None);
-        let (shown, shown_seen) = watch::channel(LinkState { allowed, proxied, ..LinkState::default() });
-        let (retired, retired_seen) = watch::channel(0);
-        let check_requests = Arc::new(Notify::new());
-        let link = CurrentLink {
-            current: current_seen,
-            retired: retired_seen,
-            shown: shown_seen,
-            check_requests: check_requests.clone(),
-        };
-        (LinkPublisher { current, shown, retired, check_requests }, link)
-    }
 }
 
 /// Keeps the link.
@@ -218,8 +113,8 @@ impl LinkKeeper {
                 Some(established) = running.dials.join_next() => running.finish_dial(established),
                 Some(ended) = running.sessions.join_next() => running.finish_session(ended),
                 Ok(()) = identity.changed() => {
-                    let news = identity.borrow_and_update().clone();
-                    running.take_identity(news);
+                    let changed = identity.borrow_and_update().clone();
+                    running.take_identity(changed);
                 }
                 () = changes.next() => running.take_change(),
                 () = check_requests.notified() => running.suspect(),
@@ -267,6 +162,8 @@ struct RunningKeeper<'a> {
     events: mpsc::Sender<(LinkId, LinkEvent)>,
     /// A ping that its session has not handed to the link yet, and when it was requested.
     pending_ping: Option<(LinkId, Instant)>,
+    /// Frames of the cloud that had arrived when the last ping was requested.
+    frames_at_ping: Option<(LinkId, u64)>,
     /// A cloud that is unreachable for days is logged once, not every five seconds.
     is_problem_logged: bool,
 }
@@ -291,6 +188,7 @@ impl<'a> RunningKeeper<'a> {
             links: HashMap::new(),
             events,
             pending_ping: None,
+            frames_at_ping: None,
             is_problem_logged: false,
         }
     }
@@ -316,7 +214,9 @@ impl<'a> RunningKeeper<'a> {
                 }
                 SupervisorAction::Ping { link } => {
                     self.pending_ping.get_or_insert((link, Instant::now()));
-                    self.command(link, LinkCommand::Ask(Ping::default().into()));
+                    self.frames_at_ping =
+                        self.links.get(&link).map(|active| (link, active.link.frames_received()));
+                    self.command(link, LinkCommand::Ping(Ping::default().into()));
                 }
                 SupervisorAction::Rebind { .. } => {
                     if let Err(error) = self.dialer.rebind() {
@@ -345,7 +245,7 @@ impl<'a> RunningKeeper<'a> {
         let now = Instant::now();
         match event {
             LinkEvent::Dialed => self.supervisor.handle_dialed(now, link),
-            LinkEvent::Asked => {
+            LinkEvent::PingSent => {
                 self.count_delay(now);
                 self.pending_ping = None;
             }
@@ -361,6 +261,10 @@ impl<'a> RunningKeeper<'a> {
             LinkEvent::Hint(hint) => self.supervisor.handle_hint(link, ms(hint.retry_hint_ms)),
             LinkEvent::Endpoints(update) => {
                 self.take_endpoints(&update.endpoints);
+                if let Some(keepalive_ms) = update.keepalive_ms {
+                    tracing::info!(keepalive_ms, "the cloud asks for another keepalive interval");
+                    self.supervisor.handle_keepalive(link, ms(keepalive_ms));
+                }
                 if update.renew {
                     self.signal_certificate(CertificateSignal::Renew);
                 }
@@ -397,7 +301,7 @@ impl<'a> RunningKeeper<'a> {
         }
         tracing::info!(
             transport = link.transport().as_str(), cloud = %link.remote_address(), replica = welcome.replica,
-            session = welcome.session_id, "connected to the cloud"
+            session = welcome.session_id, keepalive_ms = welcome.keepalive_ms, "connected to the cloud"
         );
         self.is_problem_logged = false;
         let (commands, taken) = mpsc::channel(COMMANDS_MAX);
@@ -451,7 +355,7 @@ impl<'a> RunningKeeper<'a> {
     fn finish_session(&mut self, ended: Result<(LinkId, CloseReason), tokio::task::JoinError>) {
         let (id, reason) = match ended {
             Ok(ended) => ended,
-            Err(error) => return tracing::error!(%error, "a session failed"),
+            Err(error) => return tracing::error!(%error, "the task of the session with the cloud failed"),
         };
         self.links.remove(&id);
         self.pending_ping = self.pending_ping.filter(|(link, _)| *link != id);
@@ -506,7 +410,14 @@ impl<'a> RunningKeeper<'a> {
         self.count_delay(Instant::now());
         if let Some((id, active)) = self.supervisor.current().and_then(|id| Some((id, self.links.get(&id)?)))
         {
-            self.supervisor.handle_heard(id, active.link.last_heard(), active.link.rtt());
+            // Bytes behind a gap in a stream cannot be read, and yet the cloud is there.
+            let is_probing = self.supervisor.state() == SupervisorState::Ready { probing: true };
+            let has_frames = |(link, frames)| link == id && active.link.frames_received() > frames;
+            let heard = match is_probing && self.frames_at_ping.is_some_and(has_frames) {
+                true => Instant::now(),
+                false => active.link.last_heard(),
+            };
+            self.supervisor.handle_heard(id, heard, active.link.rtt());
         }
         self.supervisor.handle_timeout(Instant::now(), random_fraction());
     }
@@ -524,9 +435,13 @@ impl<'a> RunningKeeper<'a> {
             software: concat!("causeway ", env!("CARGO_PKG_VERSION")).to_owned(),
             bundle_hash: tls::bundle_hash(&self.identity.authorities).to_vec().into(),
             time: unix_seconds(self.keeper.clock.now()),
-            features: vec![control::FEATURE_PINGS_ACKNOWLEDGED.to_owned()],
+            features: [control::FEATURE_PINGS_ACKNOWLEDGED, control::FEATURE_NEIGHBOURS]
+                .map(str::to_owned)
+                .to_vec(),
             instance: self.keeper.instance.clone(),
             tunnel: self.keeper.services.tunnel.clone(),
+            switched_off: self.keeper.services.switched_off.clone(),
+            neighbours: self.keeper.services.neighbours.neighbours(),
         }
     }
 
@@ -573,7 +488,7 @@ impl<'a> RunningKeeper<'a> {
     async fn end(mut self) {
         if let Some(link) = self.supervisor.current() {
             let goodbye = Goodbye { reason: "the edge stops".to_owned() };
-            self.command(link, LinkCommand::Say(goodbye.into()));
+            self.command(link, LinkCommand::Send(goodbye.into()));
         }
         self.supervisor.handle_stop();
         self.act();

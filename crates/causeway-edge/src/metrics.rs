@@ -55,7 +55,7 @@ impl Collector for LinkCollector {
         let queue = spool.stats();
         let gauge = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
         put("causeway_spool_waiting", "Records the cloud does not have yet", &gauge(queue.waiting))?;
-        put("causeway_spool_bytes", "What they take on disk", &gauge(queue.bytes))?;
+        put("causeway_spool_bytes", "Bytes of the spool on disk", &gauge(queue.bytes))?;
         put("causeway_spool_dropped", "Records that the bound of the queue dropped", &count(queue.lost))
     }
 }

@@ -213,7 +213,7 @@ impl NetmapKeeper {
         };
         self.publish(netmap.clone());
         let written = self.persist(netmap.clone()).await;
-        self.tell(netmap.stamp(), &written);
+        self.report_disk_state(netmap.stamp(), &written);
         receiver.handle_persisted(netmap, written)
     }
 
@@ -239,7 +239,7 @@ impl NetmapKeeper {
         let in_force = self.shared.in_force.borrow().clone();
         let Some(in_force) = in_force.filter(|_| self.not_persisted().is_some()) else { return };
         let written = self.persist(in_force.netmap.clone()).await;
-        self.tell(in_force.netmap.stamp(), &written);
+        self.report_disk_state(in_force.netmap.stamp(), &written);
         receiver.handle_persisted(in_force.netmap.clone(), written);
     }
 
@@ -251,7 +251,7 @@ impl NetmapKeeper {
     }
 
     /// Reports the state of the disk: to `/readyz`, to the log when it changes, and to the cloud.
-    fn tell(&self, stamp: NetmapStamp, written: &Result<(), String>) {
+    fn report_disk_state(&self, stamp: NetmapStamp, written: &Result<(), String>) {
         let was_unpersisted = self.not_persisted().is_some();
         self.shared.metrics.unpersisted.set(i64::from(written.is_err()));
         let not_persisted = written.as_ref().err().cloned().unwrap_or_default();
@@ -359,7 +359,7 @@ impl NetmapHandler for NetmapKeeper {
 
     fn take(&self, update: Bytes) -> LinkFuture<'static, EdgeMessage> {
         let keeper = self.clone();
-        Box::pin(async move { EdgeMessage { says: Some(keeper.handle(update).await) } })
+        Box::pin(async move { EdgeMessage { body: Some(keeper.handle(update).await) } })
     }
 }
 
@@ -371,8 +371,13 @@ fn written(folder: &Path) -> SystemTime {
 }
 
 fn held_message(stamp: NetmapStamp) -> HeldNetmap {
-    let NetmapStamp { generation, digest } = stamp;
-    HeldNetmap { epoch: generation.epoch, revision: generation.revision, digest: digest.0.to_vec().into() }
+    let NetmapStamp { generation, digest, turn } = stamp;
+    HeldNetmap {
+        epoch: generation.epoch,
+        revision: generation.revision,
+        digest: digest.0.to_vec().into(),
+        turn,
+    }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use causeway_channel::tls::{TlsCredentials, TrustAnchors};
 use causeway_channel::token::ENDPOINTS_MAX;
 use causeway_channel::{CertificateFacts, ChannelEndpoint, IssuedCertificate, PeerId, PrivateKey, pem};
 use causeway_daemon::data_dir::DataDirError;
-use causeway_daemon::{DataDir, Role};
+use causeway_daemon::{DataDir, ProcessRole};
 use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 
@@ -116,7 +116,7 @@ pub struct EdgeState {
 
 impl EdgeState {
     pub fn open(path: &Path) -> Result<EdgeState, StateError> {
-        Ok(EdgeState { dir: DataDir::open_as(path, Role::Edge)? })
+        Ok(EdgeState { dir: DataDir::open_as(path, ProcessRole::Edge)? })
     }
 
     /// `None`: not enrolled yet.

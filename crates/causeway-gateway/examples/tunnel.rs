@@ -9,8 +9,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use causeway_channel::link::{Stream, StreamHeader};
 use causeway_gateway::audit::NullAuditSink;
+use causeway_gateway::packet_carrier::PacketCarrier;
 use causeway_gateway::peers::{BoxedFuture, GatewayPeers, PeerError};
-use causeway_gateway::tun::{NoCarrier, Tunnel, TunnelOptions};
+use causeway_gateway::tun::{Tunnel, TunnelOptions};
 use causeway_gateway::{Gateway, GatewayOptions, GatewayParts};
 use causeway_netmap::{
     CommunityEntry, GatewayEntry, NetmapView, PrefixMapping, TunnelCipher, TunnelKey, TunnelPeerEntry,
@@ -42,7 +43,9 @@ async fn main() -> Result<(), Failure> {
     });
     let key_file = arguments.first().ok_or("KEY_FILE is missing")?.into();
     let options = TunnelOptions { off: false, key_file, ..TunnelOptions::default() };
-    let tunnel = Tunnel::new(gateway.context().clone(), options, Arc::new(NoCarrier));
+    // Not started: there is no channel.
+    let carrier = PacketCarrier::new(gateway.context().clone());
+    let tunnel = Tunnel::new(gateway.context().clone(), options, carrier);
     if arguments.len() == 1 {
         println!("{}", STANDARD.encode(tunnel.public_key().ok_or("no key")?.0));
         return Ok(());
@@ -75,16 +78,9 @@ fn view(arguments: &[String]) -> Result<NetmapView, Failure> {
         None => Vec::new(),
     };
     view.gateway = Some(GatewayEntry {
-        name: "here".into(),
-        site: "here".into(),
-        ip: None,
-        presence_cidrs: Vec::new(),
-        priority: 0,
-        relay: false,
-        prefer: Default::default(),
-        drain: false,
         tunnel_networks: vec![subnet.parse()?],
         mappings,
+        ..GatewayEntry::named("here", "here")
     });
     let key: [u8; 32] = STANDARD.decode(key)?.try_into().map_err(|_| "PEER_KEY has another length")?;
     let peer = TunnelPeerEntry {

@@ -15,10 +15,11 @@ use prometheus_client::metrics::counter::Counter;
 
 use crate::audit::{AuditDecision, AuditRecord, ConnectionEnd, timestamp};
 use crate::gateway::GatewayContext;
-use crate::limits::{self, Allowance, ByteDirection, LimitExceeded};
+use crate::limits::{self, Allowance, ByteDirection};
 use crate::live::{AccessRequest, AllowedRequest, CutReason, LiveConnection};
 use crate::metrics::GatewayMetrics;
 use crate::policy::{Permit, PolicyRefusal, Principal};
+use crate::trace::RecordSpan;
 
 /// The direction of a connection, seen from this gateway.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -187,6 +188,7 @@ pub struct ConnectionRecord {
     site_allowed: Option<Option<PolicyName>>,
     /// The end that is recorded if the task is dropped.
     end: ConnectionEnd,
+    span: RecordSpan,
 }
 
 #[derive(Default)]
@@ -224,6 +226,7 @@ impl ConnectionRecord {
             is_over_limit: false,
             site_allowed: None,
             end: ConnectionEnd::Stopped,
+            span: RecordSpan::start(&shared.tracer),
         }
     }
 
@@ -262,7 +265,7 @@ impl ConnectionRecord {
     }
 
     /// Counts a request under the limits of every policy that allows it. On refusal call `refuse`.
-    pub fn request(&mut self, admitted: &AdmittedAccess) -> Result<(), LimitExceeded> {
+    pub fn request(&mut self, admitted: &AdmittedAccess) -> Result<(), PolicyRefusal> {
         let AdmittedAccess { permit, who, .. } = admitted;
         let limits = &self.shared.limits;
         let allowance =
@@ -288,6 +291,20 @@ impl ConnectionRecord {
 
     pub fn who(&self) -> &Principal {
         &self.who
+    }
+
+    pub(crate) fn span(&self) -> &RecordSpan {
+        &self.span
+    }
+
+    /// Continues the trace that the header of a stream carries.
+    pub fn continue_stream(&mut self, context: &bytes::Bytes) {
+        self.span.continue_stream(&self.shared.tracer, context);
+    }
+
+    /// Continues the trace that a request names.
+    pub fn continue_request(&mut self, headers: &http::HeaderMap) {
+        self.span.continue_request(&self.shared.tracer, headers);
     }
 
     /// Sets method and path. `rule` is the policy that allowed the request.
@@ -401,7 +418,7 @@ impl ConnectionRecord {
 impl Drop for ConnectionRecord {
     fn drop(&mut self) {
         if let Some(entry) = &self.entry {
-            self.shared.live.leave(entry);
+            self.shared.live.remove(entry);
             if entry.right.get().is_some() {
                 self.shared.metrics.closed(self.direction, self.protocol);
             }
@@ -422,6 +439,7 @@ impl Drop for ConnectionRecord {
             end = ?record.end,
             "connection ended"
         );
+        self.span.finish(&self.shared.tracer, self.direction, &record);
         self.shared.audit.record(record);
     }
 }

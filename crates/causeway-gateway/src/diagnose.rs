@@ -20,6 +20,7 @@ use tokio::time::timeout;
 
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{ConnectionRecord, CrossingDirection};
+use crate::dial::Denied;
 use crate::gateway::Gateway;
 use crate::live::AccessRequest;
 use crate::peers::PeerError;
@@ -100,6 +101,9 @@ pub struct Facts {
     pub hints: Vec<String>,
     /// Facts of the role: the link of an edge, its certificate, its disk.
     pub role: Value,
+    /// Planes that the configuration switches off: `services`, `layer3`. Absent from an older gateway.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub switched_off: Vec<String>,
     /// The state of the tunnel. None: switched off, or an older gateway.
     pub tunnel: Option<TunnelState>,
     /// The connections, UDP sessions and requests that are open now. None: an older gateway.
@@ -191,12 +195,15 @@ impl Gateway {
             |trouble: &mut ListenerProblem| Some((trouble.service.clone()?, trouble.why.clone()));
         let presences = listening.troubles.iter_mut().filter_map(of_service).take(PRESENCES_MAX).collect();
         listening.troubles.retain(|trouble| trouble.service.is_none());
-        let problems = problems::lines(&self.dns().borrow(), &listening, causeway_daemon::files::max());
+        let neighbours = self.neighbours().borrow().clone();
+        let files_max = causeway_daemon::files::max();
+        let problems = problems::lines(&self.dns().borrow(), &listening, &neighbours.troubles, files_max);
         let role = self.diagnostics().role_facts();
         let tunnel = self.tunnel().map(|tunnel| tunnel.state().borrow().clone());
         let generation = self.context().view().generation.to_string();
         let connections = Some(self.open_connections());
-        Facts { generation, problems, presences, hints, role, tunnel, connections }
+        let switched_off = self.switched_off().iter().map(|plane| plane.word().to_owned()).collect();
+        Facts { generation, problems, presences, hints, role, switched_off, tunnel, connections }
     }
 
     fn open_connections(&self) -> OpenConnections {
@@ -242,6 +249,9 @@ impl Gateway {
     }
 
     fn presence_problem(&self, service: &ServiceName) -> Option<String> {
+        if self.proxy().options.services_off {
+            return Some(Denied::SwitchedOff.to_string());
+        }
         if !self.proxy().options.listen {
             return None;
         }
@@ -255,7 +265,8 @@ impl Gateway {
     /// Asks the gateway at the site of the service, over the path that clients use.
     async fn ask_far(&self, service: &ServiceName, site: &SiteName) -> Result<Vec<Examined>, String> {
         let header = Question::Backends.header(service.as_str()).to(site.as_str(), "");
-        let stream = self.context().peers.open_stream(header).await.map_err(|error| match error {
+        let opened = self.context().open_stream(site, header).await;
+        let stream = opened.map_err(|error| match error {
             PeerError::Away { why, .. } => why,
             PeerError::Refused { code, .. } => refused(code),
         })?;

@@ -6,7 +6,6 @@
 //! connection to a backend or a node. Upstream DNS resolvers come from local configuration and are not
 //! dialled here.
 
-mod listeners;
 mod rule;
 
 #[cfg(test)]
@@ -14,16 +13,16 @@ mod tests;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::time::Duration;
 
-use causeway_daemon::sync::RwLockExt;
+use causeway_daemon::sync::{MutexExt, RwLockExt};
 use tokio::net::{TcpStream, UdpSocket};
 
-pub use listeners::{OwnListener, OwnListeners, Registered};
 pub use rule::BackendRule;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Transport {
+pub enum SocketProtocol {
     Tcp,
     Udp,
 }
@@ -44,6 +43,8 @@ pub enum Denied {
     Special { kind: &'static str },
     #[error("the gateway's configuration denies its address (backends-deny)")]
     Configured,
+    #[error("services are switched off at the gateway ([gateway] services-off)")]
+    SwitchedOff,
 }
 
 impl Denied {
@@ -78,11 +79,11 @@ const SPECIAL: [(IpAddr, u8, &str); 8] = [
 /// network, then the fewest ports. Among equally specific rules `deny` wins over `allow`, and both win over
 /// the built-in rules for special networks. Without a matching rule the address is allowed. `is_local` tells
 /// whether an address belongs to this host; it is called only when the result depends on it.
-pub fn judge(
+pub fn check_address(
     rules: &DialRules,
     own: &[Registered],
     is_local: impl Fn(IpAddr) -> bool,
-    transport: Transport,
+    transport: SocketProtocol,
     address: SocketAddr,
 ) -> Result<(), Denied> {
     let (ip, port) = (address.ip().to_canonical(), address.port());
@@ -148,6 +149,73 @@ fn embedded(ip: IpAddr) -> Option<Ipv4Addr> {
     (is_nat64 || is_compatible).then(|| Ipv4Addr::new(a, b, c, d))
 }
 
+/// The addresses on which this process listens, each registered while it is bound: they are never dialled. The role registers
+/// admin, API, channel and CONNECT; the gateway registers DNS, presences and entries. Clones share the registry.
+#[derive(Clone, Default, Debug)]
+pub struct OwnListeners {
+    known: Arc<Mutex<Known>>,
+}
+
+#[derive(Default, Debug)]
+struct Known {
+    next: u64,
+    /// Replaced on change: readers take the current value without a copy.
+    listeners: Arc<Vec<Registered>>,
+}
+
+/// One listener.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Registered {
+    id: u64,
+    pub name: &'static str,
+    pub transport: SocketProtocol,
+    /// The address as bound: port 0 is never registered.
+    pub address: SocketAddr,
+}
+
+/// Keeps a listener registered until it is dropped.
+#[derive(Debug)]
+#[must_use = "the listener is registered as long as this lives"]
+pub struct OwnListener {
+    listeners: OwnListeners,
+    id: u64,
+}
+
+impl OwnListeners {
+    /// `name` is the operator's term for the listener: `admin`, `presence`.
+    pub fn register(
+        &self,
+        name: &'static str,
+        transport: SocketProtocol,
+        address: SocketAddr,
+    ) -> OwnListener {
+        OwnListener { listeners: self.clone(), id: self.keep(name, transport, address) }
+    }
+
+    /// Registers a listener that lives as long as the process.
+    pub fn keep(&self, name: &'static str, transport: SocketProtocol, address: SocketAddr) -> u64 {
+        let mut known = self.lock();
+        let id = known.next;
+        known.next += 1;
+        Arc::make_mut(&mut known.listeners).push(Registered { id, name, transport, address });
+        id
+    }
+
+    pub fn registered(&self) -> Arc<Vec<Registered>> {
+        self.lock().listeners.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock_ignoring_poison()
+    }
+}
+
+impl Drop for OwnListener {
+    fn drop(&mut self) {
+        Arc::make_mut(&mut self.listeners.lock().listeners).retain(|known| known.id != self.id);
+    }
+}
+
 /// The rules in force, which can be replaced while the gateway runs. Clones share them.
 #[derive(Clone, Default, Debug)]
 pub struct SharedDialRules(Arc<RwLock<Arc<DialRules>>>);
@@ -174,20 +242,30 @@ impl From<DialRules> for SharedDialRules {
 pub struct BackendDialer {
     rules: SharedDialRules,
     own: OwnListeners,
+    /// Services are switched off: every address is denied.
+    is_off: bool,
 }
 
 impl BackendDialer {
     pub fn new(rules: impl Into<SharedDialRules>, own: OwnListeners) -> BackendDialer {
-        BackendDialer { rules: rules.into(), own }
+        BackendDialer { rules: rules.into(), own, is_off: false }
+    }
+
+    /// Denies every address if `is_off`.
+    pub fn switched_off(self, is_off: bool) -> BackendDialer {
+        BackendDialer { is_off, ..self }
     }
 
     /// Checks whether this address may be dialled now.
-    pub fn check(&self, transport: Transport, address: SocketAddr) -> Result<(), Denied> {
-        judge(&self.rules.current(), &self.own.registered(), is_local, transport, address)
+    pub fn check(&self, transport: SocketProtocol, address: SocketAddr) -> Result<(), Denied> {
+        if self.is_off {
+            return Err(Denied::SwitchedOff);
+        }
+        check_address(&self.rules.current(), &self.own.registered(), is_local, transport, address)
     }
 
     pub async fn connect_tcp(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        self.check(Transport::Tcp, address)?;
+        self.check(SocketProtocol::Tcp, address)?;
         TcpStream::connect(address).await
     }
 
@@ -208,7 +286,7 @@ impl BackendDialer {
 
     /// Opens a UDP socket that exchanges datagrams with this address only.
     pub async fn connect_udp(&self, address: SocketAddr) -> io::Result<UdpSocket> {
-        self.check(Transport::Udp, address)?;
+        self.check(SocketProtocol::Udp, address)?;
         let any: SocketAddr = match address {
             SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
             SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -226,4 +304,16 @@ fn is_local(ip: IpAddr) -> bool {
         .into_iter()
         .filter_map(|interface| interface.address.ip_addr())
         .any(|own| own.to_canonical() == ip)
+}
+
+/// Period of TCP keepalive. It finds dead hosts; the idle timeout is for peers whose kernels answer and that send nothing.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// Sets the options of a socket to a client or a backend: small writes are sent at once, and dead peers are found.
+pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    // A kernel that does not know the option does not pace either.
+    let _ = causeway_channel::tcp::unpace(stream);
+    let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4);
+    socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }

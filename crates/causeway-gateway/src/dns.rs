@@ -2,7 +2,8 @@
 //!
 //! Input: netmaps. Output: replies, and a watchable state with listening addresses and bind problems.
 //! `answer` decides, `message` reads and writes the wire format, `server` moves bytes, `forward` asks
-//! upstream. Nothing here calls the cloud: names are served offline.
+//! upstream. Nothing here waits for the cloud: names are served offline. A name of a member of a large community that is no
+//! peer yet fails, and the cloud is asked for the member.
 //!
 //! Of hickory only the wire format is used. Its server serves records of stored zones; here records are
 //! computed from the netmap for each query and depend on the client. Its resolver would add a cache, a
@@ -27,6 +28,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::dial::OwnListeners;
+use crate::peer_requests::PeerRequests;
 pub use forward::ForwardTimeouts;
 use forward::{Forwarder, without_ourselves};
 use host_networks::{HostNetworks, RESOLV_CONF};
@@ -81,6 +83,8 @@ pub struct DnsServer {
     metrics: DnsMetrics,
     state: watch::Sender<DnsState>,
     own_listeners: OwnListeners,
+    /// Takes the members of large communities whose hosts are looked up.
+    peer_requests: Arc<PeerRequests>,
 }
 
 impl DnsServer {
@@ -91,11 +95,17 @@ impl DnsServer {
             metrics: DnsMetrics::default(),
             state: watch::Sender::default(),
             own_listeners: OwnListeners::default(),
+            peer_requests: Arc::default(),
         }
     }
 
+    /// Asks for members of large communities there.
+    pub fn with_peer_requests(self, peer_requests: Arc<PeerRequests>) -> DnsServer {
+        DnsServer { peer_requests, ..self }
+    }
+
     /// Registers its listeners in `own_listeners`.
-    pub fn registering(self, own_listeners: OwnListeners) -> DnsServer {
+    pub fn with_own_listeners(self, own_listeners: OwnListeners) -> DnsServer {
         DnsServer { own_listeners, ..self }
     }
 
@@ -122,6 +132,7 @@ impl DnsServer {
             host_networks.subscribe(),
             forwarder,
             self.metrics.clone(),
+            self.peer_requests.clone(),
         );
         let mut listeners = DnsListeners::new(Arc::new(frontend), self.own_listeners.clone());
         let mut netmaps = self.netmaps.clone();

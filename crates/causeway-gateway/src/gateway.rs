@@ -25,14 +25,17 @@ use crate::in_flight;
 use crate::limits::LimitTable;
 use crate::live::LiveConnections;
 use crate::metrics::GatewayMetrics;
-use crate::packet_carrier::{self, ChannelCarrier, PacketHandler};
-use crate::peers::GatewayPeers;
+use crate::neighbour_proxy::{NeighbourProxy, NeighbourState};
+use crate::packet_carrier::{self, AwaitedPeers, PacketCarrier, PacketHandler};
+use crate::peer_requests::PeerRequests;
+use crate::peers::{self, GatewayPeers, PeerError};
 use crate::problems::ProblemReporter;
 use crate::proxy::Proxy;
 use crate::proxy::connect::{AllowList, ConnectTlsListener, ConnectUnixListener};
 use crate::proxy::listeners::ListenersReport;
 use crate::proxy::udp::UdpOptions;
-use crate::tun::{PacketCarrier, Tunnel, TunnelOptions};
+use crate::trace::{TraceOptions, Tracer};
+use crate::tun::{Tunnel, TunnelOptions};
 
 /// Inputs of a gateway, from the role that runs it.
 pub struct GatewayParts {
@@ -77,8 +80,12 @@ pub struct GatewayOptions {
     pub own_listeners: OwnListeners,
     pub dns: DnsOptions,
     pub udp: UdpOptions,
+    /// True if no connections are carried: no listener of a presence, no CONNECT, no backend.
+    pub services_off: bool,
     /// None: no packets cross between sites.
     pub tunnel: Option<TunnelOptions>,
+    /// None: no traces are exported. They need the feature `traces`.
+    pub traces: Option<TraceOptions>,
 }
 
 /// The network namespace in which presences listen.
@@ -111,7 +118,33 @@ impl Default for GatewayOptions {
             own_listeners: OwnListeners::default(),
             dns: DnsOptions::default(),
             udp: UdpOptions::default(),
+            services_off: false,
             tunnel: None,
+            traces: None,
+        }
+    }
+}
+
+/// A plane of a gateway that its configuration switches off. The other planes work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SwitchedOff {
+    Services,
+    Layer3,
+}
+
+impl SwitchedOff {
+    /// Returns the planes that are off. Options without a tunnel come from tests and examples: no configuration switched it off.
+    fn of(options: &GatewayOptions) -> Vec<SwitchedOff> {
+        let is_tunnel_off = options.tunnel.as_ref().is_some_and(|tunnel| tunnel.off);
+        let services = options.services_off.then_some(SwitchedOff::Services);
+        services.into_iter().chain(is_tunnel_off.then_some(SwitchedOff::Layer3)).collect()
+    }
+
+    /// Returns one word, for reports to the cloud.
+    pub fn word(self) -> &'static str {
+        match self {
+            SwitchedOff::Services => "services",
+            SwitchedOff::Layer3 => "layer3",
         }
     }
 }
@@ -124,10 +157,17 @@ const CLIENT_STREAMS_MAX: usize = 12_288;
 pub struct GatewayContext {
     netmaps: watch::Receiver<Arc<NetmapView>>,
     pub peers: Arc<dyn GatewayPeers>,
+    /// Time limit for opening a stream to another site.
+    connect_timeout: Duration,
     pub live: LiveConnections,
     pub limits: LimitTable,
     pub audit: Coalescing,
     pub metrics: GatewayMetrics,
+    /// Questions for members of large communities.
+    pub peer_requests: Arc<PeerRequests>,
+    /// Places for streams of members that become peers.
+    pub(crate) peers_awaited: AwaitedPeers,
+    pub(crate) tracer: Tracer,
     /// Tasks of connections and streams. A gateway that stops waits for them.
     pub(crate) tasks: TaskTracker,
     /// Cancelled when the gateway stops: no connection begins, and those that can finish do.
@@ -139,19 +179,32 @@ impl GatewayContext {
         netmaps: watch::Receiver<Arc<NetmapView>>,
         peers: Arc<dyn GatewayPeers>,
         audit: Arc<dyn AuditSink>,
-        connections_max: usize,
+        options: &GatewayOptions,
     ) -> Arc<GatewayContext> {
         Arc::new(GatewayContext {
             netmaps,
             peers,
-            live: LiveConnections::new(connections_max),
+            connect_timeout: options.connect_timeout,
+            live: LiveConnections::new(options.connections_max),
             // A subject with a share has a connection, or had one a moment ago.
-            limits: LimitTable::new(connections_max.saturating_mul(2)),
+            limits: LimitTable::new(options.connections_max.saturating_mul(2)),
             audit: Coalescing::new(audit, CoalesceLimits::default()),
             metrics: GatewayMetrics::default(),
+            peer_requests: Arc::default(),
+            peers_awaited: AwaitedPeers::default(),
+            tracer: Tracer::new(options.traces.as_ref()),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),
         })
+    }
+
+    /// Opens a stream to the active gateway of a site, within the connect timeout.
+    pub(crate) async fn open_stream(
+        &self,
+        site: &SiteName,
+        header: StreamHeader,
+    ) -> Result<Stream, PeerError> {
+        peers::open_within(&*self.peers, self.connect_timeout, site, header).await
     }
 
     /// Returns the netmap in force.
@@ -173,26 +226,41 @@ pub struct Gateway {
     dns: Arc<DnsServer>,
     /// None: switched off.
     tunnel: Option<Tunnel>,
-    carrier: Arc<ChannelCarrier>,
+    /// Planes that the configuration switches off.
+    switched_off: Vec<SwitchedOff>,
+    neighbours: NeighbourProxy,
+    carrier: Arc<PacketCarrier>,
     diagnostics: Arc<Diagnostics>,
 }
 
 impl Gateway {
     pub fn new(parts: GatewayParts) -> Gateway {
-        let GatewayParts { netmaps, peers, audit, options, role_facts } = parts;
-        let dns = DnsServer::new(netmaps.clone(), options.dns.clone());
-        let dns = dns.registering(options.own_listeners.clone());
-        let context = GatewayContext::new(netmaps, peers, audit, options.connections_max);
-        let carrier = ChannelCarrier::new(context.clone());
+        let GatewayParts { netmaps, peers, audit, mut options, role_facts } = parts;
+        let switched_off = SwitchedOff::of(&options);
+        if options.services_off {
+            options.listen = false;
+            (options.entry_http, options.entry_tls) = (None, None);
+        }
+        let context = GatewayContext::new(netmaps.clone(), peers, audit, &options);
+        let dns =
+            DnsServer::new(netmaps, options.dns.clone()).with_peer_requests(context.peer_requests.clone());
+        let dns = dns.with_own_listeners(options.own_listeners.clone());
+        let carrier = PacketCarrier::new(context.clone());
         let tunnel = options.tunnel.clone().filter(|tunnel| !tunnel.off).map(|tunnel| {
             let (own_listeners, dial_rules) = (options.own_listeners.clone(), options.dial_rules.clone());
             let tunnel = TunnelOptions { own_listeners, dial_rules, ..tunnel };
-            Tunnel::new(context.clone(), tunnel, Arc::new(PacketsByChannel(carrier.clone())))
+            Tunnel::new(context.clone(), tunnel, carrier.clone())
         });
         let proxy = Proxy::new(context.clone(), options);
         let diagnostics = Arc::new(Diagnostics::new(role_facts));
         let (proxy, dns) = (Arc::new(proxy), Arc::new(dns));
-        Gateway { context, proxy, dns, tunnel, carrier, diagnostics }
+        let neighbours = NeighbourProxy::new(context.metrics.neighbour_answers.clone());
+        Gateway { context, proxy, dns, tunnel, switched_off, neighbours, carrier, diagnostics }
+    }
+
+    /// Returns the planes that the configuration switches off.
+    pub fn switched_off(&self) -> &[SwitchedOff] {
+        &self.switched_off
     }
 
     pub fn context(&self) -> &Arc<GatewayContext> {
@@ -210,6 +278,7 @@ impl Gateway {
     /// Adds the metrics of the gateway to `/metrics`.
     pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
         self.context.metrics.register(registry);
+        self.context.tracer.register(registry);
         self.dns.register(registry);
         if let Some(tunnel) = &self.tunnel {
             tunnel.register(registry);
@@ -224,7 +293,7 @@ impl Gateway {
     /// Returns what the gateway should do and cannot, as that changes.
     pub fn problems(&self) -> ProblemReporter {
         let tunnel = self.tunnel.as_ref().map(Tunnel::state);
-        ProblemReporter::new(self.dns.state(), self.proxy.clone(), tunnel)
+        ProblemReporter::new(self.dns.state(), self.proxy.clone(), tunnel, self.neighbours.state())
     }
 
     /// Returns the addresses at which DNS is served, and those that failed, as they change.
@@ -235,6 +304,11 @@ impl Gateway {
     /// Returns the state of the listeners of presences, as it changes.
     pub fn listening(&self) -> watch::Receiver<ListenersReport> {
         self.proxy.state()
+    }
+
+    /// Returns the state of the answers to ARP and NDP, as it changes.
+    pub fn neighbours(&self) -> watch::Receiver<NeighbourState> {
+        self.neighbours.state()
     }
 
     /// Serves a stream that arrived over the channel. `origin` is the site in the peer's certificate. Returns at once.
@@ -292,8 +366,10 @@ impl Gateway {
         let mut running = JoinSet::new();
         running.spawn(reevaluate(self.context.clone(), end.clone()));
         running.spawn(flush_audit(self.context.clone(), end.clone()));
+        running.spawn(export_traces(self.context.clone(), end.clone()));
         running.spawn(async move { proxy.run(proxy_stop, proxy_end).await });
         running.spawn(async move { dns.run(dns_end).await });
+        running.spawn(self.clone().answer_neighbours(end.clone()));
         if let Some(tunnel) = self.tunnel.clone() {
             self.carrier.start();
             let tunnel_end = end.clone();
@@ -303,6 +379,12 @@ impl Gateway {
         self.drain().await;
         end.cancel();
         while running.join_next().await.is_some() {}
+    }
+
+    async fn answer_neighbours(self, end: CancellationToken) {
+        let (netmaps, namespace) = (self.context.netmaps(), self.proxy.namespace().cloned());
+        let tunnel = self.tunnel.as_ref().map(Tunnel::state);
+        self.neighbours.run(netmaps, namespace, tunnel, end).await;
     }
 
     /// Ends all connections: those that finish quickly on their own, then the rest by force.
@@ -316,15 +398,6 @@ impl Gateway {
     }
 }
 
-/// Lets the tunnel send over the channel.
-struct PacketsByChannel(Arc<ChannelCarrier>);
-
-impl PacketCarrier for PacketsByChannel {
-    fn try_send(&self, to: &GatewayName, packet: &[u8]) -> bool {
-        self.0.send(to, packet)
-    }
-}
-
 /// Writes the held-back records of repeated refusals about once a second, and the remaining ones at the end.
 async fn flush_audit(context: Arc<GatewayContext>, end: CancellationToken) {
     let mut ticks = tokio::time::interval(AUDIT_FLUSH_PERIOD);
@@ -333,9 +406,13 @@ async fn flush_audit(context: Arc<GatewayContext>, end: CancellationToken) {
         tokio::select! {
             biased;
             () = end.cancelled() => return context.audit.tell_all(),
-            tick = ticks.tick() => context.audit.tell(tick.into_std()),
+            tick = ticks.tick() => context.audit.flush_ended(tick.into_std()),
         }
     }
+}
+
+async fn export_traces(context: Arc<GatewayContext>, end: CancellationToken) {
+    context.tracer.run(end).await;
 }
 
 const AUDIT_FLUSH_PERIOD: Duration = Duration::from_secs(1);

@@ -14,7 +14,7 @@ use crate::live::{LiveConnection, LiveConnections};
 /// Time without a byte after which a connection is idle. Longer than a round trip between sites.
 const QUIET: Duration = Duration::from_millis(500);
 /// Interval of the check.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Returns whether to wait for a connection. `is_answered`: the head of the response is sent; `None` if it is
 /// not a request.
@@ -33,7 +33,7 @@ pub async fn finish(live: &LiveConnections, end: Instant) {
         if waited_for.is_empty() || Instant::now() >= end {
             return;
         }
-        sleep(LOOK).await;
+        sleep(CHECK_INTERVAL).await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Enforces the limits of the policies that admit a subject to a service.
+//! Rate limits and connection limits of policies, counted and enforced for the subjects that a policy admits to a service.
 //!
 //! `connect` admits a connection, `request` a request; both return an `Allowance`, which is asked before
 //! bytes move. Each (policy, limited object, subject) has a share of its own, so that a greedy subject takes
@@ -9,6 +9,8 @@
 
 pub(crate) mod bucket;
 mod share;
+
+pub use bucket::{BucketRate, TokenBucket};
 
 use std::collections::HashMap;
 use std::fmt;
@@ -39,28 +41,6 @@ pub enum ByteDirection {
     /// From the service to the subject: `bytesPerSecondOut`.
     Received,
 }
-
-/// A request that exceeds a limit.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LimitExceeded {
-    pub refusal: PolicyRefusal,
-    /// The time after which a retry would be admitted. None: never.
-    pub again: Option<Duration>,
-}
-
-impl LimitExceeded {
-    /// The value for `Retry-After`: whole seconds, at least one.
-    pub fn retry_after_seconds(&self) -> u64 {
-        let again = self.again.unwrap_or(RETRY_AFTER_NEVER);
-        again
-            .as_secs()
-            .saturating_add(u64::from(again.subsec_nanos() > 0))
-            .clamp(1, RETRY_AFTER_NEVER.as_secs())
-    }
-}
-
-/// The `Retry-After` of a limit of zero, which only an operator can lift.
-const RETRY_AFTER_NEVER: Duration = Duration::from_secs(60);
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Key {
@@ -119,16 +99,13 @@ impl LimitTable {
         target: &str,
         who: &Principal,
         now: Instant,
-    ) -> Result<Allowance, LimitExceeded> {
-        let shares = self
-            .shares(end, permit, target, who, now)
-            .map_err(|refusal| LimitExceeded { refusal, again: Some(Duration::from_secs(1)) })?;
+    ) -> Result<Allowance, PolicyRefusal> {
+        let shares = self.shares(end, permit, target, who, now)?;
         for (index, share) in shares.iter().enumerate() {
             // A request that may move no bytes is refused, not left hanging.
-            let taken = share.permits().map_err(|refusal| LimitExceeded { refusal, again: None });
-            if let Err(refused) = taken.and_then(|()| share.request(now)) {
+            if let Err(refusal) = share.permits().and_then(|()| share.request(now)) {
                 shares[..index].iter().for_each(|share| share.undo_request());
-                return Err(refused);
+                return Err(refusal);
             }
         }
         Ok(Allowance::new(end, target, shares, false))
@@ -257,11 +234,11 @@ impl Allowance {
         self.lock().iter().all(|share| share.try_take(way, bytes as u64, now))
     }
 
-    /// Takes up to one turn of `bytes` from every share; they may move when the slowest share allows it.
+    /// Takes up to one grant of `bytes` from every share; they may move when the slowest share allows it.
     fn reserve(&self, way: ByteDirection, bytes: usize, now: Instant) -> Option<(usize, Duration)> {
         let shares = self.lock();
-        let turn = shares.iter().filter_map(|share| share.turn(way)).min().unwrap_or(u64::MAX);
-        let granted = turn.min(bytes as u64);
+        let max = shares.iter().filter_map(|share| share.max_bytes_per_grant(way)).min().unwrap_or(u64::MAX);
+        let granted = max.min(bytes as u64);
         let mut longest = Duration::ZERO;
         for (index, share) in shares.iter().enumerate() {
             match share.reserve(way, granted, now) {

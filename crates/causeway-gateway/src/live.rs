@@ -63,7 +63,7 @@ pub struct AllowedRequest {
 impl AccessGrant {
     /// Checks method and path by the HTTP rules of all policies. Without rules, a path may have any form.
     pub fn check(&self, line: &RequestLine) -> Result<AllowedRequest, PolicyRefusal> {
-        let has_rules = self.permits().any(Permit::reads_requests);
+        let has_rules = self.permits().any(Permit::has_http_rules);
         let path = match has_rules {
             true => path::normal(&line.path).map_err(|why| PolicyRefusal::Malformed { why })?.into_owned(),
             false => line.path.clone(),
@@ -95,7 +95,7 @@ impl AccessRequest {
         let mut service_permit = None;
         let (who, permit) = match self {
             AccessRequest::Use { service, client, .. } => {
-                let who = policy::who_at(view, *client)?;
+                let who = policy::principal_at(view, *client)?;
                 let presence = view.presences.get(service);
                 let presence =
                     presence.ok_or_else(|| PolicyRefusal::NoService { service: service.clone() })?;
@@ -107,7 +107,7 @@ impl AccessRequest {
                 (who, permit)
             }
             AccessRequest::Reach { service, origin, subject, .. } => {
-                let who = policy::who_from(view, origin, subject)?;
+                let who = policy::principal_of_peer(view, origin, subject)?;
                 let (_, permit) = policy::may_reach(view, service, &who)?;
                 (who, permit)
             }
@@ -117,7 +117,7 @@ impl AccessRequest {
             }
             AccessRequest::Direct { who, .. } => (who.clone(), Permit::configured()),
             AccessRequest::ReachNode { node, port, origin, subject } => {
-                let who = policy::who_from(view, origin, subject)?;
+                let who = policy::principal_of_peer(view, origin, subject)?;
                 let (_, permit) = policy::may_reach_node(view, node, *port, &who)?;
                 (who, permit)
             }
@@ -152,14 +152,14 @@ impl AccessRequest {
     /// Returns the principal as far as it is known, also if access is refused: refusals are recorded, too.
     pub fn who(&self, view: &NetmapView) -> Principal {
         match self {
-            AccessRequest::Use { client, .. } => policy::who_at(view, *client)
+            AccessRequest::Use { client, .. } => policy::principal_at(view, *client)
                 .unwrap_or_else(|_| Principal { site: SiteName::from(""), server: None }),
             AccessRequest::UseNode { who, .. } | AccessRequest::Direct { who, .. } => who.clone(),
             AccessRequest::Reach { origin, subject, .. }
             | AccessRequest::ReachNode { origin, subject, .. } => {
                 // A host that is unknown here, or belongs to another site, is not recorded as a fact.
                 let site = || Principal { site: origin.clone(), server: None };
-                policy::who_from(view, origin, subject).unwrap_or_else(|_| site())
+                policy::principal_of_peer(view, origin, subject).unwrap_or_else(|_| site())
             }
         }
     }
@@ -199,8 +199,12 @@ pub struct LiveConnections {
 
 /// A connection that has no entry of its own and to which a new netmap is applied all the same.
 pub(crate) trait NetmapObserver: Send + Sync {
-    fn follow(&self, view: &NetmapView, limits: &LimitTable);
+    /// `judge` decides by the new netmap whether an access request is still allowed.
+    fn follow(&self, judge: &ClaimJudge<'_>, limits: &LimitTable);
 }
+
+/// The decision of `LiveConnections` about an access request, by one netmap.
+pub(crate) type ClaimJudge<'a> = dyn Fn(&AccessRequest) -> Result<AccessGrant, PolicyRefusal> + 'a;
 
 /// Removes a follower when it is dropped.
 pub(crate) struct FollowGuard<'a> {
@@ -345,7 +349,7 @@ impl LiveConnections {
         Ok(entry)
     }
 
-    pub(crate) fn leave(&self, entry: &LiveConnection) {
+    pub(crate) fn remove(&self, entry: &LiveConnection) {
         self.lock().remove(&entry.id);
     }
 
@@ -368,7 +372,7 @@ impl LiveConnections {
             }
         }
         let followers: Vec<_> = self.followers().values().filter_map(Weak::upgrade).collect();
-        followers.iter().for_each(|follower| follower.follow(view, limits));
+        followers.iter().for_each(|follower| follower.follow(&|claim| claim.judge(view), limits));
         cut
     }
 
@@ -426,18 +430,7 @@ mod tests {
     /// Site oslo: a presence of `far`, which runs at rome, and `near`, which runs at oslo itself. `shop` may use both.
     fn view() -> NetmapView {
         let mut view = NetmapView::default();
-        view.gateway = Some(GatewayEntry {
-            name: "oslo-1".into(),
-            site: "oslo".into(),
-            ip: None,
-            presence_cidrs: Vec::new(),
-            priority: 0,
-            relay: false,
-            prefer: Default::default(),
-            drain: false,
-            tunnel_networks: Vec::new(),
-            mappings: Vec::new(),
-        });
+        view.gateway = Some(GatewayEntry::named("oslo-1", "oslo"));
         for (service, service_site) in [("far", "rome"), ("near", "oslo")] {
             view.presences.insert(service.into(), presence(service, service_site));
         }
@@ -573,7 +566,7 @@ mod tests {
         let live = LiveConnections::new(1);
         let first = enter(&live, reach("rome", "till")).unwrap();
         assert_eq!(enter(&live, reach("rome", "till")).err().map(|refusal| refusal.word()), Some("full"));
-        live.leave(&first);
+        live.remove(&first);
         assert!(live.is_empty() && enter(&live, reach("rome", "till")).is_ok());
     }
 

@@ -40,6 +40,8 @@ pub struct GatewayMetrics {
     pub udp_sessions_evicted: Counter,
     /// Failed accepts, for example without a free file descriptor.
     pub accept_failures: Counter,
+    /// Answers to ARP requests and neighbour solicitations of a LAN.
+    pub neighbour_answers: Counter,
 }
 
 impl GatewayMetrics {
@@ -80,6 +82,9 @@ impl GatewayMetrics {
             "Failed accepts of client connections",
             self.accept_failures.clone(),
         );
+        let answers =
+            "Answers to ARP requests and neighbour solicitations for presences and networks of other sites";
+        registry.register("neighbour_answers", answers, self.neighbour_answers.clone());
     }
 
     pub(crate) fn opened(&self, direction: CrossingDirection, protocol: &'static str) {

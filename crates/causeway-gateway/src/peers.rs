@@ -5,6 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::time::Duration;
 
 use bytes::Bytes;
 use causeway_channel::link::{ResetCode, Stream, StreamHeader, StreamPurpose};
@@ -95,6 +96,10 @@ pub struct CrossingHeader {
     seen_ip: Bytes,
     #[prost(uint32, tag = "7")]
     seen_port: u32,
+    /// The context of the trace, in 25 bytes (`trace::context`), if the opening gateway exports traces. An older gateway
+    /// ignores it, and a cloud that forwards the stream passes it on with the other details.
+    #[prost(bytes = "bytes", tag = "8")]
+    trace: Bytes,
 }
 
 impl CrossingHeader {
@@ -118,6 +123,17 @@ impl CrossingHeader {
         self.seen_port = seen.port().into();
         self.broker = broker.map_or(0, |broker| u32::from(broker) + 1);
         self
+    }
+
+    /// Adds the context of the trace; empty: none.
+    pub fn with_trace(mut self, context: Bytes) -> CrossingHeader {
+        self.trace = context;
+        self
+    }
+
+    /// The context of the trace. It is untrusted, and empty without one.
+    pub fn trace(&self) -> &Bytes {
+        &self.trace
     }
 
     /// Decodes the details of a header. They are untrusted.
@@ -190,6 +206,27 @@ fn address(ip: &[u8], port: u32) -> Option<SocketAddr> {
         Err(_) => IpAddr::from(<[u8; 16]>::try_from(ip).ok()?),
     };
     Some(SocketAddr::new(ip, u16::try_from(port).ok()?))
+}
+
+/// Opens a stream to the active gateway of a site, within `connect_timeout`. A link that takes no stream is suspected.
+pub(crate) async fn open_within(
+    peers: &dyn GatewayPeers,
+    connect_timeout: Duration,
+    site: &SiteName,
+    header: StreamHeader,
+) -> Result<Stream, PeerError> {
+    let opened = match tokio::time::timeout(connect_timeout, peers.open_stream(header)).await {
+        Ok(opened) => opened,
+        Err(_) => {
+            peers.suspect(site);
+            let seconds = connect_timeout.as_secs_f64();
+            Err(PeerError::Away { site: site.clone(), why: format!("no stream opened within {seconds} s") })
+        }
+    };
+    if let Err(error) = &opened {
+        tracing::debug!(%site, error = error as &dyn std::error::Error, "cannot open a stream to another site");
+    }
+    opened
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Access decisions of a gateway, from the netmap alone.
+//! Authorization: judges by the policies of the netmap whether a connection or a request is allowed.
 //!
 //! Default deny: a subject is allowed only by an existing policy that names it or its site. Both ends of a
 //! crossing decide: the gateway of the client by the client's address, the gateway of the service by the
@@ -9,6 +9,7 @@ pub mod path;
 
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use causeway_channel::link::ResetCode;
 use causeway_netmap::{
@@ -69,8 +70,9 @@ pub enum PolicyRefusal {
     NotItsHost { server: ServerName, site: SiteName },
     #[error("no rule allows {method} {path}")]
     RequestNotAllowed { method: String, path: String },
+    /// `retry_after`: the time after which a request would be admitted. None for a limit that is no rate.
     #[error("over the limit of policy {policy}: {what}")]
-    Limit { policy: PolicyName, what: &'static str },
+    Limit { policy: PolicyName, what: &'static str, retry_after: Option<Duration> },
     /// The gateway has reached one of its own bounds.
     #[error("this gateway has reached its maximum of {what}")]
     Full { what: &'static str },
@@ -180,7 +182,7 @@ impl Permit {
     }
 
     /// Returns whether any of its policies has rules for method and path.
-    pub fn reads_requests(&self) -> bool {
+    pub fn has_http_rules(&self) -> bool {
         self.rules.iter().any(|rule| !rule.http.is_empty())
     }
 
@@ -233,7 +235,7 @@ pub(crate) fn word_of_code(code: ResetCode) -> &'static str {
 }
 
 /// Returns the principal of a client at this address of this site.
-pub fn who_at(view: &NetmapView, client: IpAddr) -> Result<Principal, PolicyRefusal> {
+pub fn principal_at(view: &NetmapView, client: IpAddr) -> Result<Principal, PolicyRefusal> {
     let site = view.gateway.as_ref().ok_or(PolicyRefusal::NoNetmap)?.site.clone();
     Ok(Principal {
         site,
@@ -256,7 +258,11 @@ pub fn may_use(
 /// gateway itself: empty, or a host of its own site. A host that is not in the netmap counts as its site:
 /// inventing hosts gains neither rights nor shares of limits. The netmap has every host that a policy here
 /// names, and the hosts of a site that a policy with limits allows by its name.
-pub fn who_from(view: &NetmapView, site: &SiteName, subject: &str) -> Result<Principal, PolicyRefusal> {
+pub fn principal_of_peer(
+    view: &NetmapView,
+    site: &SiteName,
+    subject: &str,
+) -> Result<Principal, PolicyRefusal> {
     let known = if subject.is_empty() { None } else { view.subjects.get(subject) };
     match known {
         Some(known) if known.site != *site => {

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use causeway_daemon::error_chain;
 use causeway_daemon::sync::MutexExt;
 use causeway_netmap::NetmapView;
 use ipnet::IpNet;
@@ -27,9 +28,9 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::peers::BoxedFuture;
-use crate::socket_binder::{BinderError, BinderState, SocketBinder, in_words};
+use crate::socket_binder::{BinderError, BinderState, SocketBinder};
 
-pub use forwarding::{Forwarding, judge};
+pub use forwarding::{Forwarding, obstacles};
 pub use namespace::leave_host;
 
 use namespace::AnonymousNamespace;
@@ -157,12 +158,13 @@ impl PresenceNamespace {
         if let Some((veth, entrance)) = interfaces
             && let Some(chains) = firewall::read().await
         {
-            let way = |network: &IpNet| firewall::Way {
+            let way = |network: &IpNet| firewall::PresencePath {
                 entrance: entrance.clone(),
                 veth: veth.clone(),
                 network: *network,
             };
-            found.extend(networks.iter().flat_map(|network| firewall::judge(&chains, &way(network))));
+            found
+                .extend(networks.iter().flat_map(|network| firewall::blocking_rules(&chains, &way(network))));
         }
         found
     }
@@ -184,7 +186,7 @@ impl PresenceNamespace {
         };
         let troubles = veth.follow(&plan).await?;
         let entrance = veth.entrance(&plan).await;
-        let hints = judge(&Forwarding::read(), entrance.as_deref(), plan.networks());
+        let hints = obstacles(&Forwarding::read(), entrance.as_deref(), plan.networks());
         *self.shared.interfaces.lock_ignoring_poison() = Some((veth.name().to_owned(), entrance));
         if self.shared.open.load().as_ref().is_none_or(|open| !open.plan.is_like(&plan)) {
             self.shared.open.store(Some(Arc::new(Open { namespace: namespace.clone(), plan })));
@@ -208,7 +210,7 @@ impl PresenceNamespace {
                 | PresenceNamespaceError::NoSuchKernel { .. }),
             ) if !is_open => (BinderState::Impossible { why: error.to_string() }, None),
             Err(error) => {
-                let why = in_words(&error);
+                let why = error_chain(&error);
                 (BinderState::Troubled { why }, Some(RETRY_PERIOD))
             }
         };

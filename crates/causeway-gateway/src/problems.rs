@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::dns::DnsState;
+use crate::neighbour_proxy::NeighbourState;
 use crate::proxy::Proxy;
 use crate::proxy::listeners::ListenersReport;
 use crate::tun::TunnelState;
@@ -28,7 +29,8 @@ const OUTAGES_MAX: usize = 100;
 #[serde(default)]
 pub struct Problems {
     /// Problems of the gateway itself. Empty: none.
-    pub regrets: Vec<String>,
+    #[serde(rename = "regrets")]
+    pub gateway: Vec<String>,
     /// Services of its site with backends that do not respond.
     pub backends: BTreeMap<String, BackendOutage>,
     /// The reason for which the tunnel does not run although an ECommunity names the site. None: it runs, or is not needed; also from an
@@ -37,6 +39,9 @@ pub struct Problems {
     /// Pods of the site that would not survive a restart of their node without the cloud, each with the reason. Added by an edge that serves
     /// the Kubernetes API. None: it serves none; also from an older edge.
     pub offline: Option<Vec<String>>,
+    /// The byte budget of the Kubernetes API at the edge: empty while it lasts, otherwise the message. None: there is no budget; also from an
+    /// older edge.
+    pub budget: Option<String>,
 }
 
 /// A problem of the tunnel.
@@ -69,6 +74,7 @@ pub struct ProblemReporter {
     proxy: Arc<Proxy>,
     /// None: there is no tunnel.
     tunnel: Option<watch::Receiver<TunnelState>>,
+    neighbours: watch::Receiver<NeighbourState>,
     told: Option<Problems>,
 }
 
@@ -77,9 +83,10 @@ impl ProblemReporter {
         dns: watch::Receiver<DnsState>,
         proxy: Arc<Proxy>,
         tunnel: Option<watch::Receiver<TunnelState>>,
+        neighbours: watch::Receiver<NeighbourState>,
     ) -> ProblemReporter {
         let (listening, turns) = (proxy.state(), proxy.backends.turns());
-        ProblemReporter { dns, listening, turns, proxy, tunnel, told: None }
+        ProblemReporter { dns, listening, turns, proxy, tunnel, neighbours, told: None }
     }
 
     /// Returns the problems when they have changed.
@@ -88,10 +95,16 @@ impl ProblemReporter {
             tokio::time::sleep(SETTLE).await;
             self.turns.mark_unchanged();
             let files_max = causeway_daemon::files::max();
-            let regrets =
-                lines(&self.dns.borrow_and_update(), &self.listening.borrow_and_update(), files_max);
+            let neighbours = self.neighbours.borrow_and_update().troubles.clone();
+            let gateway = lines(
+                &self.dns.borrow_and_update(),
+                &self.listening.borrow_and_update(),
+                &neighbours,
+                files_max,
+            );
             let backends = self.proxy.backends.outages().into_iter().take(OUTAGES_MAX).collect();
-            let told = Problems { regrets, backends, tunnel: self.tunnel_problem(), offline: None };
+            let told =
+                Problems { gateway, backends, tunnel: self.tunnel_problem(), offline: None, budget: None };
             if self.told.as_ref() != Some(&told) {
                 self.told = Some(told.clone());
                 return told;
@@ -100,6 +113,7 @@ impl ProblemReporter {
                 Ok(()) = self.dns.changed() => {}
                 Ok(()) = self.listening.changed() => {}
                 Ok(()) = self.turns.changed() => {}
+                Ok(()) = self.neighbours.changed() => {}
                 () = troubles_changed(&mut self.tunnel) => {}
                 // The gateway is gone, and its problems with it.
                 else => return std::future::pending().await,
@@ -116,7 +130,7 @@ impl ProblemReporter {
     }
 }
 
-/// Waits until the troubles of the tunnel are others. Its counters change all the time.
+/// Waits until the problems of the tunnel change. Its counters change all the time.
 async fn troubles_changed(tunnel: &mut Option<watch::Receiver<TunnelState>>) {
     let Some(state) = tunnel else { return std::future::pending().await };
     let known = state.borrow_and_update().troubles.clone();
@@ -128,7 +142,12 @@ async fn troubles_changed(tunnel: &mut Option<watch::Receiver<TunnelState>>) {
 /// A gateway with a lower limit of open files is at risk: every connection needs one.
 const FILES_FEW: u64 = 4096;
 
-pub(crate) fn lines(dns: &DnsState, listening: &ListenersReport, files_max: u64) -> Vec<String> {
+pub(crate) fn lines(
+    dns: &DnsState,
+    listening: &ListenersReport,
+    neighbours: &[String],
+    files_max: u64,
+) -> Vec<String> {
     let names = dns.findings.iter();
     let names =
         names.map(|finding| format!("names are not answered at {}: {}", finding.address, finding.why));
@@ -141,7 +160,8 @@ pub(crate) fn lines(dns: &DnsState, listening: &ListenersReport, files_max: u64)
             "no more than {files_max} files may be open, and every connection is one: raise the hard limit"
         )
     });
-    let mut lines: Vec<String> = names.chain(presences).chain(few).collect();
+    let mut lines: Vec<String> =
+        names.chain(presences).chain(neighbours.iter().cloned()).chain(few).collect();
     if lines.len() > LINES_MAX {
         let rest = lines.split_off(LINES_MAX).len();
         lines.push(format!("and {rest} more"));
@@ -169,17 +189,18 @@ mod tests {
             ListenersReport { troubles, ..ListenersReport::default() }
         };
         assert_eq!(
-            lines(&dns, &report(1), 4096),
+            lines(&dns, &report(1), &["no ARP".to_owned()], 4096),
             [
                 "names are not answered at 10.0.0.9:53: it is away",
                 "the presence of web does not listen: no room",
                 "no room",
+                "no ARP",
             ]
         );
-        let many = lines(&dns, &report(20), 4096);
+        let many = lines(&dns, &report(20), &[], 4096);
         assert_eq!((many.len(), many[LINES_MAX].as_str()), (LINES_MAX + 1, "and 14 more"));
-        assert!(lines(&DnsState::default(), &ListenersReport::default(), 4096).is_empty());
-        let few = lines(&DnsState::default(), &ListenersReport::default(), 1024);
+        assert!(lines(&DnsState::default(), &ListenersReport::default(), &[], 4096).is_empty());
+        let few = lines(&DnsState::default(), &ListenersReport::default(), &[], 1024);
         assert!(matches!(&few[..], [line] if line.contains("no more than 1024 files")), "{few:?}");
     }
 }

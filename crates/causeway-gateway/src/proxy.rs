@@ -8,8 +8,6 @@ pub mod outbound;
 
 pub mod inbound;
 
-mod sockets;
-
 mod stream_opener;
 
 mod end_reason;
@@ -27,8 +25,6 @@ pub mod sni;
 pub mod backends;
 
 pub mod listeners;
-
-pub mod start_limit;
 
 pub mod kafka;
 
@@ -52,8 +48,7 @@ use backends::BackendSelector;
 use connect::{ConnectTlsListener, ConnectUnixListener, listener};
 use entry::EntryProtocol;
 use http::HttpConnections;
-use listeners::{ListenPolicy, ListenersReport, PresenceEvent, PresenceListeners};
-use start_limit::StartLimit;
+use listeners::{ListenPolicy, ListenersReport, PresenceEvent, PresenceListeners, StartLimit};
 use stream_opener::StreamShares;
 use udp::{UdpBackends, UdpSessions};
 
@@ -81,7 +76,8 @@ pub struct Proxy {
 
 impl Proxy {
     pub(crate) fn new(context: Arc<GatewayContext>, options: GatewayOptions) -> Proxy {
-        let dialer = BackendDialer::new(options.dial_rules.clone(), options.own_listeners.clone());
+        let dialer = BackendDialer::new(options.dial_rules.clone(), options.own_listeners.clone())
+            .switched_off(options.services_off);
         let wants_namespace = options.listen && options.presence_mode != PresenceMode::Host;
         Proxy {
             context,

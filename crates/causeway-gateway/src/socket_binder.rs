@@ -1,7 +1,7 @@
 //! Binds the sockets of presences: in the network namespace of the host, or in that of the gateway.
 //!
-//! A `SocketBinder` binds the addresses it is given and reports its state. Which presence uses a socket is
-//! not known here.
+//! A `SocketBinder` binds the addresses it is given and reports its state. The presence that uses a
+//! socket is not known here.
 
 use std::io;
 use std::net::SocketAddr;
@@ -44,7 +44,7 @@ pub enum BinderState {
 
 #[derive(Debug, thiserror::Error)]
 pub enum BinderError {
-    #[error("the place for presences is not open")]
+    #[error("the presence namespace is not open")]
     NotOpen,
     #[error("{address} is in none of this gateway's networks for presences")]
     Outside { address: SocketAddr },
@@ -68,12 +68,6 @@ impl BinderError {
             _ => BinderError::Io { address, source },
         }
     }
-}
-
-/// Returns an error and its causes as text, for a report.
-pub fn in_words(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
 }
 
 /// The network namespace of the host: an address must be one of its own.

@@ -15,6 +15,8 @@ pub mod rewrite;
 
 pub mod mss;
 
+pub mod traffic_class;
+
 pub mod offload;
 
 pub mod join;
@@ -31,9 +33,17 @@ pub mod session;
 
 pub mod peer_message;
 
+pub mod relay_frame;
+
+pub mod probe_history;
+
+pub mod probe_ids;
+
 pub mod path_monitor;
 
 pub mod path_selector;
+
+pub mod relay_permit;
 
 pub mod admission;
 
@@ -49,15 +59,31 @@ pub mod service_plan;
 
 pub mod plan;
 
+pub mod endpoint_names;
+
+pub mod pending_frames;
+
 pub mod route_table;
 
 pub mod counters;
 
+pub mod busy_poll;
+
+pub mod lan_neighbours;
+
+pub mod ovs;
+
 mod device;
+
+mod tap_device;
+
+mod packet_device;
 
 mod socket;
 
 mod interface;
+
+mod attachment;
 
 mod key_file;
 
@@ -70,28 +96,34 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{GatewayName, NetmapView, TunnelKey};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::dial::{OwnListeners, SharedDialRules};
 use crate::gateway::GatewayContext;
+use crate::packet_carrier::PacketCarrier;
 use admission::OwnSockets;
+use attachment::Attachment;
 use counters::{PacketCount, TunnelMetrics};
-use device::TunDevice;
-use interface::TunInterface;
+use endpoint_names::EndpointNames;
 use noise::StaticKeys;
-use plan::{ForwardPlan, PlannedPeer};
+use ovs::OvsBridge;
+use plan::ForwardPlan;
 use socket::TunnelSocket;
 use wake_event::WakeEvent;
 use worker::Worker;
 
+pub use attachment::Datapath;
 pub use cipher::has_aes;
 pub use worker::peers::PeerPath;
 
@@ -101,12 +133,15 @@ pub struct TunnelOptions {
     pub off: bool,
     /// The UDP address for sealed packets.
     pub listen: SocketAddr,
+    pub datapath: Datapath,
     /// The private key, made on the first start.
     pub key_file: PathBuf,
     /// The kernel replaces `%d` by a free number.
     pub device_name: String,
     /// The longest packet that crosses. None: what an Ethernet path carries.
     pub mtu: Option<u16>,
+    /// Bytes per second that this gateway forwards as a relay, for all senders together.
+    pub relay_bytes_per_second: u64,
     /// Listeners of this process, which are not reached through the tunnel.
     pub own_listeners: OwnListeners,
     /// Addresses to which packets of translated services may go.
@@ -115,6 +150,8 @@ pub struct TunnelOptions {
 
 /// A path of 1500 bytes, less IPv6, UDP and the form of WireGuard: 40 + 8 + 32.
 const MTU_DEFAULT: u16 = 1420;
+/// Four senders at their full rate (`relay_permit`).
+pub const RELAY_BYTES_PER_SECOND: u64 = 4 * relay_permit::SENDER_BYTES_PER_SECOND;
 /// The port that documents use.
 pub const TUNNEL_PORT: u16 = 7446;
 /// Packets that came over the channel and wait for the worker; the newest is dropped.
@@ -122,15 +159,20 @@ const CARRIED_MAX: usize = 1024;
 /// Time between attempts after the device could not be opened, and between checks of addresses and names.
 const RETRY_PERIOD: Duration = Duration::from_secs(5);
 const CHECK_PERIOD: Duration = Duration::from_secs(30);
+/// Names of endpoints that are looked up at the same time, and the time that one may take.
+const LOOKUPS_MAX: usize = 16;
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Default for TunnelOptions {
     fn default() -> TunnelOptions {
         TunnelOptions {
             off: true,
             listen: SocketAddr::new(IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED), TUNNEL_PORT),
+            datapath: Datapath::default(),
             key_file: PathBuf::from("tunnel.key"),
             device_name: "causeway-l3-%d".to_owned(),
             mtu: None,
+            relay_bytes_per_second: RELAY_BYTES_PER_SECOND,
             own_listeners: OwnListeners::default(),
             dial_rules: SharedDialRules::default(),
         }
@@ -143,11 +185,18 @@ impl Default for TunnelOptions {
 pub struct TunnelState {
     /// The name of the device. None: there is none, because the netmap has no networks or the kernel refused it.
     pub device: Option<String>,
+    /// The Open vSwitch bridge of which the device is a port. None: routes of the host lead to the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<String>,
     pub listen: Option<SocketAddr>,
     pub peers: BTreeMap<String, TunnelPeerState>,
     pub flows: usize,
     /// Packets that were dropped, by reason.
     pub dropped: BTreeMap<String, u64>,
+    /// Members of large communities become peers when packets are exchanged with them; those that did not are no peers.
+    pub on_demand: bool,
+    /// Sealed packets that were forwarded between other gateways, as a relay.
+    pub relayed: PacketCount,
     /// Problems of the tunnel, as sentences.
     pub troubles: Vec<String>,
 }
@@ -157,6 +206,9 @@ pub struct TunnelState {
 pub struct TunnelPeerState {
     pub endpoint: Option<SocketAddr>,
     pub path: PeerPath,
+    /// The relay of a relayed path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relay: Option<String>,
     /// Packets of networks or translated services cross. False: the peer only tells this gateway its address.
     pub carries_networks: bool,
     /// The reason for which packets take no direct path.
@@ -165,31 +217,20 @@ pub struct TunnelPeerState {
     /// RFC 3339.
     pub last_handshake: Option<String>,
     pub rtt_us: Option<u64>,
+    /// Lost probes of the path, in per cent of the last ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_percent: Option<u32>,
     pub mtu: usize,
     pub sent: PacketCount,
     pub received: PacketCount,
-}
-
-/// Sends sealed packets over the channel, where UDP does not work.
-pub trait PacketCarrier: Send + Sync + 'static {
-    /// Never waits. False: the packet is lost.
-    fn try_send(&self, to: &GatewayName, packet: &[u8]) -> bool;
-}
-
-/// For a gateway without a channel.
-pub struct NoCarrier;
-
-impl PacketCarrier for NoCarrier {
-    fn try_send(&self, _: &GatewayName, _: &[u8]) -> bool {
-        false
-    }
 }
 
 /// State that the worker shares with the rest of the gateway.
 pub(crate) struct TunnelShared {
     context: Arc<GatewayContext>,
     plan: ArcSwap<ForwardPlan>,
-    carrier: Arc<dyn PacketCarrier>,
+    bridge: Option<String>,
+    carrier: Arc<PacketCarrier>,
     carried: Mutex<VecDeque<(GatewayName, Bytes)>>,
     wake: WakeEvent,
     /// Set after the event, so that the worker reads the event only then.
@@ -219,6 +260,7 @@ impl TunnelShared {
     }
 
     fn publish(&self, mut state: TunnelState) {
+        state.bridge = self.bridge.clone().filter(|_| state.device.is_some());
         state.troubles = lock(&self.troubles).clone();
         self.state.send_if_modified(|known| {
             let changed = *known != state;
@@ -229,7 +271,7 @@ impl TunnelShared {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock_ignoring_poison()
 }
 
 /// The plane of packets. Clones share all state.
@@ -243,14 +285,14 @@ pub struct Tunnel {
 
 impl Tunnel {
     /// Reads the key of this gateway, or makes it; opens nothing else. Without a key the state says why.
-    pub fn new(
-        context: Arc<GatewayContext>,
-        options: TunnelOptions,
-        carrier: Arc<dyn PacketCarrier>,
-    ) -> Tunnel {
+    pub fn new(context: Arc<GatewayContext>, options: TunnelOptions, carrier: Arc<PacketCarrier>) -> Tunnel {
         let shared = TunnelShared {
             context,
             plan: ArcSwap::default(),
+            bridge: match &options.datapath {
+                Datapath::Tun => None,
+                Datapath::Ovs { bridge } => Some(bridge.clone()),
+            },
             carrier,
             carried: Mutex::default(),
             wake: WakeEvent::default(),
@@ -304,14 +346,40 @@ impl Tunnel {
 
     /// Forwards packets by the netmap until told to stop. The device exists while the netmap has peers.
     pub async fn run(&self, stop: CancellationToken) {
+        let clear = async {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => {}
+                () = self.clear_bridges() => {}
+            }
+        };
+        tokio::join!(clear, self.run_forwarding(stop.clone()));
+    }
+
+    /// Removes what a run with Open vSwitch has left, when it was killed and this one uses none: its flows would lead packets to
+    /// a port without a device. Nothing waits for it, and a host without Open vSwitch needs nothing.
+    async fn clear_bridges(&self) {
+        let Some(keys) = self.keys.as_ref().filter(|_| self.shared.bridge.is_none()) else { return };
+        match OvsBridge::remove_from_all(keys.public()).await {
+            Ok(()) | Err(ovs::command::OvsError::Missing(_)) => {}
+            Err(error) => tracing::debug!(%error, "cannot look for flows of an earlier run at Open vSwitch"),
+        }
+    }
+
+    async fn run_forwarding(&self, stop: CancellationToken) {
         let mut netmaps = self.shared.context.netmaps();
+        let (mut bridge, mut is_clear) = (self.bridge(), false);
         while !self.options.off && self.keys.is_some() {
+            if !is_clear && !self.clear(&mut bridge, &stop).await {
+                return;
+            }
             let has_peers = !netmaps.borrow_and_update().tunnel_peers.is_empty();
+            is_clear = !has_peers;
             let pause = match has_peers {
-                true => match self.forward(&mut netmaps, &stop).await {
+                true => match self.forward(&mut netmaps, bridge.as_mut(), &stop).await {
                     Ok(()) => Duration::ZERO,
                     Err(error) => {
-                        self.report(vec![format!("the layer 3 tunnel does not run: {error}")]);
+                        self.report(vec![format!("the layer 3 tunnel does not run: {error}{}", fix(&error))]);
                         tracing::warn!(%error, "cannot run the layer 3 tunnel; trying again");
                         RETRY_PERIOD
                     }
@@ -328,86 +396,198 @@ impl Tunnel {
         stop.cancelled().await;
     }
 
-    /// Opens device, interface and socket, and keeps them in step with the netmap while it has peers.
+    /// Returns the bridge that the configuration names.
+    fn bridge(&self) -> Option<OvsBridge> {
+        let (name, keys) = (self.shared.bridge.as_ref()?, self.keys.as_ref()?);
+        Some(OvsBridge::new(name, keys.public()))
+    }
+
+    /// Removes what an earlier run has left at the bridge, as soon as Open vSwitch can be reached. Returns false when told to stop.
+    async fn clear(&self, bridge: &mut Option<OvsBridge>, stop: &CancellationToken) -> bool {
+        let Some(bridge) = bridge else { return true };
+        let mut told = None;
+        loop {
+            let cleared = tokio::select! {
+                biased;
+                () = stop.cancelled() => return false,
+                cleared = bridge.clear() => cleared,
+            };
+            let Err(error) = cleared else {
+                self.report(Vec::new());
+                return true;
+            };
+            let trouble = attachment::trouble(bridge, &error);
+            if told.as_ref() != Some(&trouble) {
+                tracing::warn!("{trouble}; trying again");
+                self.report(vec![trouble.clone()]);
+                told = Some(trouble);
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return false,
+                () = tokio::time::sleep(RETRY_PERIOD) => {}
+            }
+        }
+    }
+
+    /// Opens device and socket, and keeps routes or flows in step with the netmap while it has peers.
     async fn forward(
         &self,
         netmaps: &mut watch::Receiver<Arc<NetmapView>>,
+        bridge: Option<&mut OvsBridge>,
         stop: &CancellationToken,
     ) -> io::Result<()> {
         let mtu = self.options.mtu.unwrap_or(MTU_DEFAULT);
         let socket = TunnelSocket::bind(self.options.listen)?;
         let listen = socket.local_addr()?;
+        let Some(keys) = self.keys.clone() else { return Ok(()) };
         let has_networks = has_networks(&netmaps.borrow());
-        let (device, mut interface) = match has_networks {
-            true => {
-                let device = TunDevice::open(&self.options.device_name)?;
-                let interface = TunInterface::open(device.name(), u32::from(mtu)).await?;
-                (Some(device), Some(interface))
-            }
+        let (device, mut attachment) = match has_networks {
+            true => Attachment::open(&self.options, mtu, bridge)
+                .await
+                .map(|(device, at)| (Some(device), Some(at)))?,
             false => (None, None),
         };
-        let _listener = self.options.own_listeners.register("tunnel", crate::dial::Transport::Udp, listen);
-        let name = device.as_ref().map_or("none", TunDevice::name);
-        tracing::info!(device = name, %listen, mtu, "layer 3 tunnel open");
-        let Some(keys) = self.keys.clone() else { return Ok(()) };
-        let worker = Worker::new(self.shared.clone(), device, socket, keys, usize::from(mtu));
+        let _listener =
+            self.options.own_listeners.register("tunnel", crate::dial::SocketProtocol::Udp, listen);
+        let name = device.as_ref().map(|device| device.name().to_owned());
+        tracing::info!(device = name.as_deref().unwrap_or("none"), %listen, mtu, "layer 3 tunnel open");
+        // The last run may have ended with a plan whose peers have no access any more.
+        self.shared.plan.store(Arc::default());
+        let (shared, rate) = (self.shared.clone(), self.options.relay_bytes_per_second);
+        let worker = Worker::new(shared, device, socket, keys, usize::from(mtu), rate);
         self.shared.stopping.store(false, Ordering::Relaxed);
         let mut thread = WorkerThread::start(worker, self.shared.clone())?;
+        let ended = tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            ended = thread.ended() => Some(ended),
+            () = self.follow(netmaps, &mut attachment, name.as_deref()) => None,
+        };
+        if self.shared.bridge.is_some() && !stop.is_cancelled() {
+            // The commands of Open vSwitch take a while: no packet crosses by the old plan meanwhile.
+            self.shared.plan.store(Arc::default());
+            self.shared.wake();
+        }
+        // Flows go before the port, and the port before its device.
+        if let Some(attachment) = attachment {
+            attachment.close().await;
+        }
+        match ended {
+            Some(ended) => ended,
+            None => thread.stop().await,
+        }
+    }
+
+    /// Keeps the plan, and routes or flows, in step with the netmap, until another device is needed or none. Neither waits
+    /// for the other: the commands of Open vSwitch take a while.
+    async fn follow(
+        &self,
+        netmaps: &mut watch::Receiver<Arc<NetmapView>>,
+        attachment: &mut Option<Attachment<'_>>,
+        device: Option<&str>,
+    ) {
+        let (plans, plan) = watch::channel(Arc::default());
+        let has_device = attachment.is_some();
+        tokio::select! {
+            () = self.follow_netmaps(netmaps, has_device, &plans, look_up) => {}
+            () = self.follow_plans(plan, attachment, device) => {}
+        }
+        self.report(Vec::new());
+    }
+
+    /// Puts a plan in force for every netmap, and again when names of endpoints have other addresses. Returns when another
+    /// device is needed or none.
+    async fn follow_netmaps<F: Future<Output = Option<Vec<SocketAddr>>>>(
+        &self,
+        netmaps: &mut watch::Receiver<Arc<NetmapView>>,
+        has_device: bool,
+        plans: &watch::Sender<Arc<ForwardPlan>>,
+        look_up: impl Fn(String) -> F,
+    ) {
+        let (mut names, mut queue) = (EndpointNames::default(), VecDeque::new());
+        // Lookups outlive a netmap: in a busy fleet netmaps come more often than answers of a slow name server.
+        let mut lookups = FuturesUnordered::new();
         loop {
             let view = netmaps.borrow_and_update().clone();
             // The device comes and goes with the networks of this gateway.
-            if view.tunnel_peers.is_empty() || self::has_networks(&view) != has_networks {
-                self.report(Vec::new());
-                return thread.stop().await;
+            if view.tunnel_peers.is_empty() || has_networks(&view) != has_device {
+                return;
             }
-            let plan = self.plan(view).await;
-            let source =
-                plan.view.gateway.as_ref().and_then(|gateway| gateway.ip).filter(|ip| plan.is_own(*ip));
-            let routes = plan.routes();
-            self.shared.plan.store(Arc::new(plan));
-            self.shared.wake();
-            self.report(match &mut interface {
-                Some(interface) => interface.follow(&routes, source).await,
-                None => Vec::new(),
-            });
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => return thread.stop().await,
-                ended = thread.ended() => return ended,
-                changed = netmaps.changed() => if changed.is_err() { return thread.stop().await },
-                () = tokio::time::sleep(CHECK_PERIOD) => {}
+            // Access that was taken away ends now, whatever a name server does.
+            queue.extend(names.follow(&view));
+            self.put_in_force(ForwardPlan::new(view.clone(), self.own_sockets(), names.peers(&view)), plans);
+            let mut check = tokio::time::Instant::now() + CHECK_PERIOD;
+            loop {
+                while lookups.len() < LOOKUPS_MAX
+                    && let Some(name) = queue.pop_front()
+                {
+                    let found = look_up(name.clone());
+                    lookups.push(async move { (name, found.await) });
+                }
+                let is_changed = tokio::select! {
+                    biased;
+                    changed = netmaps.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return,
+                    },
+                    Some(first) = lookups.next() => {
+                        let more = std::iter::from_fn(|| lookups.next().now_or_never().flatten());
+                        names.note(std::iter::once(first).chain(more).collect())
+                    }
+                    () = tokio::time::sleep_until(check) => {
+                        check += CHECK_PERIOD;
+                        // Names that wait for silent servers are not overtaken by those that were looked up already.
+                        if queue.is_empty() {
+                            queue.extend(names.to_look_up());
+                        }
+                        // Addresses of this host may have changed.
+                        true
+                    }
+                };
+                if is_changed {
+                    let peers = names.peers(&view);
+                    self.put_in_force(ForwardPlan::new(view.clone(), self.own_sockets(), peers), plans);
+                }
             }
         }
     }
 
-    async fn plan(&self, view: Arc<NetmapView>) -> ForwardPlan {
-        let mut peers = Vec::new();
-        for entry in view.tunnel_peers.values() {
-            let mut endpoints = Vec::new();
-            for endpoint in &entry.endpoints {
-                match endpoint.parse() {
-                    Ok(address) => endpoints.push(address),
-                    Err(_) => {
-                        match tokio::time::timeout(RETRY_PERIOD, tokio::net::lookup_host(endpoint)).await {
-                            Ok(Ok(found)) => endpoints.extend(found),
-                            _ => {
-                                tracing::debug!(endpoint, gateway = %entry.gateway, "the endpoint has no address")
-                            }
-                        }
-                    }
-                }
-            }
-            peers.push(PlannedPeer { entry: entry.clone(), endpoints });
+    /// Keeps routes or flows in step with the plans, and checks them.
+    async fn follow_plans(
+        &self,
+        mut plans: watch::Receiver<Arc<ForwardPlan>>,
+        attachment: &mut Option<Attachment<'_>>,
+        device: Option<&str>,
+    ) {
+        let mut is_open = plans.changed().await.is_ok();
+        while is_open {
+            let plan = plans.borrow_and_update().clone();
+            self.report(match attachment {
+                Some(attachment) => attachment.follow(&plan, &addresses_except(device)).await,
+                None => Vec::new(),
+            });
+            is_open = tokio::select! {
+                biased;
+                changed = plans.changed() => changed.is_ok(),
+                () = check_due(attachment) => true,
+            };
         }
-        let addresses = getifaddrs::getifaddrs().into_iter().flatten();
-        let addresses =
-            addresses.filter_map(|interface| interface.address.ip_addr()).map(|ip| ip.to_canonical());
-        let own = OwnSockets {
+    }
+
+    fn put_in_force(&self, plan: ForwardPlan, plans: &watch::Sender<Arc<ForwardPlan>>) {
+        let plan = Arc::new(plan);
+        self.shared.plan.store(plan.clone());
+        self.shared.wake();
+        plans.send_replace(plan);
+    }
+
+    fn own_sockets(&self) -> OwnSockets {
+        OwnSockets {
             listeners: self.options.own_listeners.registered(),
-            addresses: addresses.collect(),
+            addresses: addresses_except(None).into_iter().collect(),
             rules: self.options.dial_rules.current(),
-        };
-        ForwardPlan::new(view, own, peers)
+        }
     }
 
     fn report(&self, troubles: Vec<String>) {
@@ -420,6 +600,45 @@ impl Tunnel {
     }
 }
 
+/// The remedy for an error that an operator can act on.
+fn fix(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "; it needs CAP_NET_ADMIN: run the gateway as root, or set `off = true` in `[tunnel]`"
+        }
+        io::ErrorKind::NotFound => {
+            "; /dev/net/tun is missing: load the module `tun`, or set `off = true` in `[tunnel]`"
+        }
+        io::ErrorKind::AddrInUse => "; its port is taken: set `listen` in `[tunnel]`",
+        _ => "",
+    }
+}
+
+async fn check_due(attachment: &Option<Attachment<'_>>) {
+    match attachment {
+        Some(attachment) => attachment.check_due().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// None: the name server has not answered.
+async fn look_up(endpoint: String) -> Option<Vec<SocketAddr>> {
+    match tokio::time::timeout(LOOKUP_TIMEOUT, tokio::net::lookup_host(&endpoint)).await {
+        Ok(Ok(found)) => Some(found.collect()),
+        _ => {
+            tracing::debug!(endpoint, "the endpoint has no address");
+            None
+        }
+    }
+}
+
+/// Returns the addresses of this host, without those of one device.
+fn addresses_except(device: Option<&str>) -> Vec<IpAddr> {
+    let interfaces = getifaddrs::getifaddrs().into_iter().flatten();
+    let others = interfaces.filter(|interface| device.is_none_or(|device| interface.name != device));
+    others.filter_map(|interface| interface.address.ip_addr()).map(|ip| ip.to_canonical()).collect()
+}
+
 /// Tells whether packets of hosts cross here. The gateway of the cloud is a peer of every member of a community, and a
 /// member only if an ECommunity names it.
 fn has_networks(view: &NetmapView) -> bool {
@@ -427,6 +646,7 @@ fn has_networks(view: &NetmapView) -> bool {
     let has_services = !view.translated_presences.is_empty() || !view.translated_services.is_empty();
     view.gateway.as_ref().is_some_and(|gateway| !gateway.tunnel_networks.is_empty())
         || has_services
+        || view.on_demand.is_some()
         || peers()
 }
 
@@ -464,3 +684,6 @@ impl Drop for WorkerThread {
         self.shared.wake();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,7 +19,8 @@ use crate::netmap::EntryKey;
 
 pub use translated::{TranslatedExposure, TranslatedPresenceEntry, TranslatedScope, TranslatedServiceEntry};
 pub use tunnel::{
-    CommunityEntry, IpProtocol, PortRule, PrefixMapping, TunnelCipher, TunnelKey, TunnelPeerEntry,
+    CommunityEntry, IpProtocol, OnDemandEntry, PortRule, PrefixMapping, RelayGroupEntry, TunnelCipher,
+    TunnelKey, TunnelPeerEntry,
 };
 
 /// One decoded entry.
@@ -37,6 +38,8 @@ pub enum NetmapEntry {
     TranslatedService(TranslatedServiceEntry),
     TunnelPeer(TunnelPeerEntry),
     Community(CommunityEntry),
+    RelayGroup(RelayGroupEntry),
+    OnDemand(OnDemandEntry),
 }
 
 /// First part of the keys.
@@ -53,6 +56,8 @@ pub(crate) mod kind {
     pub const TRANSLATED_SERVICE: &str = "translatedservice";
     pub const TUNNEL_PEER: &str = "tunnelpeer";
     pub const COMMUNITY: &str = "community";
+    pub const RELAY_GROUP: &str = "relaygroup";
+    pub const ON_DEMAND: &str = "ondemand";
 }
 
 /// A policy with port rules requires this feature: a gateway that does not know it lets no client in.
@@ -81,6 +86,24 @@ pub struct GatewayEntry {
     pub tunnel_networks: Vec<IpNet>,
     /// Networks of `tunnel_networks` that have other addresses on the wire.
     pub mappings: Vec<PrefixMapping>,
+}
+
+impl GatewayEntry {
+    /// Returns the entry of a gateway without addresses, networks or preferences.
+    pub fn named(name: impl Into<GatewayName>, site: impl Into<SiteName>) -> GatewayEntry {
+        GatewayEntry {
+            name: name.into(),
+            site: site.into(),
+            ip: None,
+            presence_cidrs: Vec::new(),
+            priority: 0,
+            relay: false,
+            drain: false,
+            prefer: CarriagePreference::default(),
+            tunnel_networks: Vec::new(),
+            mappings: Vec::new(),
+        }
+    }
 }
 
 /// The transport that a gateway prefers for its streams.

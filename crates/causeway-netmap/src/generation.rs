@@ -54,6 +54,16 @@ impl fmt::Debug for Digest {
 pub struct NetmapStamp {
     pub generation: Generation,
     pub digest: Digest,
+    /// Orders netmaps of one generation: it rises when the gateway asks for other neighbours while the store stays as
+    /// it is. 0 for a gateway that does not ask.
+    pub turn: u64,
+}
+
+impl NetmapStamp {
+    /// Returns the part by which states are ordered.
+    pub fn order(&self) -> (Generation, u64) {
+        (self.generation, self.turn)
+    }
 }
 
 pub(crate) fn hash(bytes: &[u8]) -> [u8; 32] {

@@ -21,10 +21,10 @@ mod wire;
 pub use entries::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
     CarriagePreference, CommunityEntry, ExposureEntry, GatewayEntry, HostEntry, IpProtocol, NetmapEntry,
-    NetmapEntryError, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule, PrefixMapping,
-    PresenceEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry, TranslatedExposure,
-    TranslatedPresenceEntry, TranslatedScope, TranslatedServiceEntry, TunnelCipher, TunnelKey,
-    TunnelPeerEntry,
+    NetmapEntryError, NodeEntry, OnDemandEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule,
+    PrefixMapping, PresenceEntry, RelayGroupEntry, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry,
+    TranslatedExposure, TranslatedPresenceEntry, TranslatedScope, TranslatedServiceEntry, TunnelCipher,
+    TunnelKey, TunnelPeerEntry,
 };
 pub use generation::{Digest, Generation, NetmapStamp};
 pub use names::{

@@ -129,16 +129,21 @@ impl Netmap {
         let mut sum = DigestSum::new();
         entries.iter().for_each(|entry| sum.add(entry.key.as_str(), &entry.hash));
         let size_bytes = entries.iter().map(|entry| entry.key.as_str().len() + entry.value.len()).sum();
-        Netmap { stamp: NetmapStamp { generation, digest: sum.finish() }, entries, size_bytes }
+        Netmap { stamp: NetmapStamp { generation, digest: sum.finish(), turn: 0 }, entries, size_bytes }
     }
 
     fn fits(&self) -> bool {
         self.entries.len() <= ENTRIES_MAX && self.size_bytes <= NETMAP_BYTES_MAX
     }
 
-    /// The same entries under another generation.
+    /// The same entries under another generation, as the first of it.
     pub fn at(&self, generation: Generation) -> Netmap {
-        Netmap { stamp: NetmapStamp { generation, ..self.stamp }, ..self.clone() }
+        Netmap { stamp: NetmapStamp { generation, turn: 0, ..self.stamp }, ..self.clone() }
+    }
+
+    /// The same netmap under another turn of its generation.
+    pub fn at_turn(self, turn: u64) -> Netmap {
+        Netmap { stamp: NetmapStamp { turn, ..self.stamp }, ..self }
     }
 
     pub fn stamp(&self) -> NetmapStamp {
@@ -202,7 +207,8 @@ impl Netmap {
     pub fn apply(held: Option<&Netmap>, update: &NetmapUpdateData) -> Result<Netmap, ApplyError> {
         let offered = update.target.generation;
         if let Some(held) = held
-            && (offered < held.generation() || (offered == held.generation() && update.target != held.stamp))
+            && (update.target.order() < held.stamp.order()
+                || (update.target.order() == held.stamp.order() && update.target != held.stamp))
         {
             return Err(ApplyError::Backwards { held: held.generation(), offered });
         }
@@ -212,7 +218,7 @@ impl Netmap {
             (Some(base), Some(held)) if base.digest == held.digest() => Some(held),
             (Some(_), _) => return Err(ApplyError::WrongBase),
         };
-        let netmap = Netmap::of(offered, changed(base, update));
+        let netmap = Netmap::of(offered, changed(base, update)).at_turn(update.target.turn);
         if !netmap.fits() {
             return Err(ApplyError::TooLarge { entries: netmap.len(), bytes: netmap.size_bytes });
         }

@@ -65,6 +65,9 @@ struct StampMessage {
     revision: u64,
     #[prost(bytes = "vec", tag = "3")]
     digest: Vec<u8>,
+    /// An older gateway ignores it; only gateways that ask for neighbours are sent one.
+    #[prost(uint64, tag = "4")]
+    turn: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -142,13 +145,14 @@ impl NetmapUpdateData {
 impl StampMessage {
     fn of(stamp: NetmapStamp) -> StampMessage {
         let Generation { epoch, revision } = stamp.generation;
-        StampMessage { epoch, revision, digest: stamp.digest.0.to_vec() }
+        StampMessage { epoch, revision, digest: stamp.digest.0.to_vec(), turn: stamp.turn }
     }
 
     fn stamp(&self) -> Result<NetmapStamp, DecodeError> {
         let digest =
             Digest::from_slice(&self.digest).ok_or(DecodeError::Malformed("a digest has not 32 bytes"))?;
-        Ok(NetmapStamp { generation: Generation { epoch: self.epoch, revision: self.revision }, digest })
+        let generation = Generation { epoch: self.epoch, revision: self.revision };
+        Ok(NetmapStamp { generation, digest, turn: self.turn })
     }
 }
 
@@ -193,8 +197,11 @@ mod tests {
     use super::*;
 
     fn update(entries: usize) -> NetmapUpdateData {
-        let target =
-            NetmapStamp { generation: Generation { epoch: 1, revision: 7 }, digest: Digest([3; 32]) };
+        let target = NetmapStamp {
+            generation: Generation { epoch: 1, revision: 7 },
+            digest: Digest([3; 32]),
+            turn: 2,
+        };
         let entry =
             |number| (EntryKey::new(format!("presence/service-{number:05}")), Bytes::from(vec![7; 40]));
         NetmapUpdateData {

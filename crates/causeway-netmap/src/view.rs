@@ -3,19 +3,20 @@
 //! Built once when a netmap arrives, read on every connection. Entries that cannot be decoded are omitted and
 //! counted, so that they deny access; the netmap itself keeps them.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use crate::entries::{
-    CommunityEntry, GatewayEntry, HostEntry, NetmapEntry, NetmapEntryError, NodeEntry, PolicyEntry,
-    PresenceEntry, ServiceEntry, SiteEntry, SubjectEntry, TranslatedPresenceEntry, TranslatedServiceEntry,
-    TunnelPeerEntry,
+    CommunityEntry, GatewayEntry, HostEntry, NetmapEntry, NetmapEntryError, NodeEntry, OnDemandEntry,
+    PolicyEntry, PresenceEntry, RelayGroupEntry, ServiceEntry, SiteEntry, SubjectEntry,
+    TranslatedPresenceEntry, TranslatedServiceEntry, TunnelPeerEntry,
 };
 use crate::generation::Generation;
 use crate::names::{
     CommunityName, DnsName, GatewayName, PolicyName, PresenceIp, ServerName, ServiceName, SiteName,
 };
-use crate::netmap::Netmap;
+use crate::netmap::{BuildError, Netmap};
 
 /// All facts of a gateway at one generation.
 #[derive(Clone, Default, Debug)]
@@ -34,6 +35,9 @@ pub struct NetmapView {
     pub translated_services: BTreeMap<ServiceName, TranslatedServiceEntry>,
     pub tunnel_peers: BTreeMap<GatewayName, TunnelPeerEntry>,
     pub communities: BTreeMap<CommunityName, CommunityEntry>,
+    pub relay_groups: BTreeMap<String, RelayGroupEntry>,
+    /// None: every member of a community is a peer.
+    pub on_demand: Option<OnDemandEntry>,
     names: HashMap<DnsName, DnsNameTarget>,
     presence_addresses: HashMap<PresenceIp, ServiceName>,
     subject_addresses: HashMap<IpAddr, ServerName>,
@@ -55,6 +59,15 @@ pub enum DnsNameTarget {
 }
 
 impl NetmapView {
+    /// Returns the view of a netmap that has these entries, without an encoded netmap from the cloud. For tests and tools.
+    pub fn of_entries<E: Borrow<NetmapEntry>>(
+        generation: Generation,
+        entries: impl IntoIterator<Item = E>,
+    ) -> Result<NetmapView, BuildError> {
+        let entries = entries.into_iter().map(|entry| entry.borrow().encode()).collect();
+        Ok(NetmapView::decode(&Netmap::build(generation, entries, None)?))
+    }
+
     pub fn decode(netmap: &Netmap) -> NetmapView {
         let mut view = NetmapView { generation: netmap.generation(), ..NetmapView::default() };
         for (key, value) in netmap.entries() {
@@ -179,6 +192,10 @@ impl NetmapView {
             NetmapEntry::Community(community) => {
                 self.communities.insert(community.name.clone(), community);
             }
+            NetmapEntry::RelayGroup(group) => {
+                self.relay_groups.insert(group.name.clone(), group);
+            }
+            NetmapEntry::OnDemand(entry) => self.on_demand = Some(entry),
         }
     }
 }
@@ -237,18 +254,7 @@ mod tests {
 
     #[test]
     fn a_host_of_another_site_is_never_taken_for_a_local_one() {
-        let gateway = NetmapEntry::Gateway(GatewayEntry {
-            name: "oslo-1".into(),
-            site: "oslo".into(),
-            ip: None,
-            presence_cidrs: Vec::new(),
-            priority: 0,
-            relay: false,
-            prefer: Default::default(),
-            drain: false,
-            tunnel_networks: Vec::new(),
-            mappings: Vec::new(),
-        });
+        let gateway = NetmapEntry::Gateway(GatewayEntry::named("oslo-1", "oslo"));
         let subject = |server: &str, site: &str, ip: &str| {
             NetmapEntry::Subject(SubjectEntry {
                 server: server.into(),

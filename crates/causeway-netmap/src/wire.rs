@@ -74,6 +74,20 @@ pub struct CommunityMessage {
 }
 
 #[derive(Clone, PartialEq, Message)]
+pub struct RelayGroupMessage {
+    #[prost(string, repeated, tag = "1")]
+    pub sites: Vec<String>,
+}
+
+/// An older gateway does not know the entry, and is sent its peers instead.
+#[derive(Clone, PartialEq, Message)]
+pub struct OnDemandMessage {
+    /// The address, 4 or 16 bytes, and a byte with the length of the prefix.
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub networks: Vec<Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Message)]
 pub struct SiteMessage {
     #[prost(string, repeated, tag = "1")]
     pub subnets: Vec<String>,

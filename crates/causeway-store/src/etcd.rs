@@ -84,7 +84,7 @@ impl Etcd {
             tokio::spawn(feed::run(Arc::clone(&shared), start.known)),
             tokio::spawn(housekeeping::run(Arc::clone(&shared.hub), shared.stop.clone(), {
                 let shared = Arc::clone(&shared);
-                move || compaction::look(Arc::clone(&shared))
+                move || compaction::compact_if_due(Arc::clone(&shared))
             })),
         ];
         Ok(Etcd { shared, tasks: std::sync::Mutex::new(tasks), _stop: stop.drop_guard() })

@@ -9,10 +9,13 @@ use tokio_util::sync::CancellationToken;
 use crate::hub::{PROGRESS, WatchHub};
 use crate::retention::TICK;
 
-/// Runs until it is stopped. `look` is called once a minute and does the engine's part.
-pub(crate) async fn run<Look>(hub: Arc<WatchHub>, stop: CancellationToken, mut look: impl FnMut() -> Look)
-where
-    Look: Future<Output = ()>,
+/// Runs until it is stopped. `maintain` is called once a minute and does the engine's part.
+pub(crate) async fn run<Maintain>(
+    hub: Arc<WatchHub>,
+    stop: CancellationToken,
+    mut maintain: impl FnMut() -> Maintain,
+) where
+    Maintain: Future<Output = ()>,
 {
     let soon = Instant::now() + PROGRESS;
     let (mut progress, mut tick) = (interval_at(soon, PROGRESS), interval_at(soon, TICK));
@@ -24,7 +27,7 @@ where
             biased;
             () = stop.cancelled() => return,
             _ = progress.tick() => hub.tell_progress(),
-            _ = tick.tick() => look().await,
+            _ = tick.tick() => maintain().await,
         }
     }
 }

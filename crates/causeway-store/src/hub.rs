@@ -67,7 +67,7 @@ pub(crate) struct Subscription {
 impl WatchHub {
     /// Makes a hub. `keep.events_max` must be smaller than a subscriber's queue.
     pub fn new(delivered: Revision, keep: HubRetention) -> Arc<WatchHub> {
-        assert!(keep.events_max < QUEUE_MAX, "what is kept must fit into a queue");
+        assert!(keep.events_max < QUEUE_MAX, "the history must fit into a queue");
         let recent = Recent { keep, events: VecDeque::new(), bytes: 0, since: delivered };
         Arc::new(WatchHub {
             state: Mutex::new(State { delivered, subscribers: Vec::new(), recent, closed: false }),

@@ -55,12 +55,18 @@ impl SqliteShared {
         Revision(self.revision.load(Ordering::Acquire))
     }
 
+    /// Takes note of a revision that was read. A commit is visible to readers a moment before the writer publishes its
+    /// revision; a caller that has seen it must not be told an older one, nor that it asks for the future.
+    fn observe(&self, revision: Revision) {
+        self.revision.fetch_max(revision.0, Ordering::AcqRel);
+    }
+
     fn compacted(&self) -> Revision {
         Revision(self.compacted.load(Ordering::Acquire))
     }
 
     fn set(&self, meta: schema::StoreMeta) {
-        self.revision.store(meta.revision.0, Ordering::Release);
+        self.observe(meta.revision);
         self.compacted.store(meta.compacted.0, Ordering::Release);
         self.epoch.store(meta.epoch, Ordering::Release);
     }
@@ -100,12 +106,19 @@ impl Sqlite {
 
     pub async fn get(&self, key: &str) -> Result<Option<StoreRecord>, StoreError> {
         let key = key.to_owned();
-        self.readers.read(move |connection| query::record(connection, &key)).await
+        let record = self.readers.read(move |connection| query::record(connection, &key)).await?;
+        if let Some(record) = &record {
+            self.shared.observe(record.revision);
+        }
+        Ok(record)
     }
 
     pub async fn list(&self, prefix: &str, page: ListRange) -> Result<Listing, StoreError> {
         let (prefix, pages) = (prefix.to_owned(), Arc::clone(&self.pages));
-        self.readers.read(move |connection| query::list(connection, &prefix, &page, &pages)).await
+        let listing =
+            self.readers.read(move |connection| query::list(connection, &prefix, &page, &pages)).await?;
+        self.shared.observe(listing.revision);
+        Ok(listing)
     }
 
     pub async fn commit(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
@@ -131,7 +144,7 @@ impl Sqlite {
         if after < compacted {
             return Err(StoreError::Compacted { requested: after, oldest: compacted });
         }
-        Ok(SqliteWatch::new(prefix, after, &self.shared.hub, Arc::clone(&self.readers)))
+        Ok(SqliteWatch::new(prefix, after, &self.shared, Arc::clone(&self.readers)))
     }
 
     pub async fn import(
@@ -194,5 +207,44 @@ fn translate_write(error: rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::SystemIoFailure) => StoreError::Full { source: Arc::new(error) },
         _ => translate(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::WatchSignal;
+
+    async fn put(sqlite: &Sqlite, key: &str) -> Revision {
+        let op = Op::Put { key: key.to_owned(), value: Bytes::from_static(b"{}") };
+        sqlite.commit(vec![op]).await.unwrap().revision
+    }
+
+    /// The state between a commit and its publication by the writer, which readers see for a moment.
+    fn unpublish(sqlite: &Sqlite, to: Revision) {
+        sqlite.shared.revision.store(to.0, Ordering::Release);
+    }
+
+    #[tokio::test]
+    async fn a_revision_that_was_read_is_not_in_the_future() {
+        let folder = tempfile::tempdir().unwrap();
+        let sqlite = Sqlite::open(folder.path().join("store.db")).await.unwrap();
+        let before = put(&sqlite, "a/1").await;
+        let newest = put(&sqlite, "a/2").await;
+
+        unpublish(&sqlite, before);
+        assert_eq!(sqlite.get("a/2").await.unwrap().unwrap().revision, newest);
+        assert_eq!(sqlite.revision(), newest);
+
+        unpublish(&sqlite, before);
+        assert_eq!(sqlite.list("a/", ListRange::default()).await.unwrap().revision, newest);
+        assert!(sqlite.watch("a/", newest).is_ok(), "a watch from a list that was just answered");
+
+        let mut watch = sqlite.watch("a/", before).unwrap();
+        unpublish(&sqlite, before);
+        assert!(matches!(watch.next().await.unwrap(), WatchSignal::Event(event) if event.revision == newest));
+        assert_eq!(sqlite.revision(), newest);
     }
 }

@@ -1,5 +1,6 @@
 //! One watcher: the state it begins with, the history it missed, then the ring; as lines, until its time is over.
 //!
+//! `open_stage` decides the first event of a watch.
 //! The connection polls it, so a client that does not read costs only its position in the ring. When that position has
 //! been overwritten the stream ends, and the client resumes from the revision it saw.
 
@@ -112,6 +113,11 @@ impl<S: WatchSource, E: EventEncoder<S>> WatchStream<S, E> {
             shared,
             headers: true,
         }
+    }
+
+    /// Returns true while the state that the watch begins with is not sent: all of its objects are in memory.
+    pub fn has_state(&self) -> bool {
+        matches!(self.stage, Stage::State { .. })
     }
 
     /// Returns the next lines, as many as are ready; `None` when the watch is over.
@@ -258,7 +264,8 @@ impl<S: WatchSource, E: EventEncoder<S>> WatchStream<S, E> {
     }
 }
 
-/// Decides what a watch sends first: the objects of a list, the history since a revision, or the next change.
+/// Decides the first event of a watch (`sendInitialEvents`, `resourceVersion`): an object of a list, a change in the history since
+/// a revision, or the next change.
 async fn open_stage<S: WatchSource>(
     readers: &CollectionReaders<S>,
     collection: &S::Collection,

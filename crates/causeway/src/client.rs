@@ -1,4 +1,4 @@
-//! The way to the API: finds the kubeconfig, sends requests, and says plainly what went wrong.
+//! HTTP client of the commands: finds the kubeconfig, sends requests, describes failures.
 //!
 //! Commands build paths and bodies; responses are JSON; warnings of the server are printed here.
 
@@ -19,11 +19,11 @@ use serde_json::Value;
 use crate::output;
 pub use failure::CallError;
 
-/// A host that does not answer within this is not there.
+/// Time limit to connect to the API server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Answers that are no stream are held in memory; none of ours is nearly as large.
+/// Limit of a response body that is held in memory. Streams are not limited by it.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
-/// One watch event: an object and what surrounds it.
+/// Limit of one line of a stream: a watch event with its object, or an audit record.
 const LINE_BYTES_MAX: usize = 16 << 20;
 
 pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
@@ -50,7 +50,7 @@ pub struct ApiConnectionArgs {
 pub struct ApiClient {
     client: kube::Client,
     server: String,
-    origin: String,
+    kubeconfig_source: String,
 }
 
 /// A response of the API.
@@ -64,17 +64,17 @@ impl ApiConnectionArgs {
     pub async fn connect(&self) -> anyhow::Result<ApiClient> {
         let found = find::kubeconfig(self, &|name| std::env::var_os(name))?;
         let options = kube::config::KubeConfigOptions { context: self.context.clone(), ..Default::default() };
-        let wrong = |error: &dyn std::error::Error| {
+        let unusable_kubeconfig = |error: &dyn std::error::Error| {
             anyhow::anyhow!("kubeconfig {} cannot be used: {}", found.origin, error_chain(error))
         };
-        let kubeconfig = found.read().map_err(|error| wrong(&error))?;
+        let kubeconfig = found.read().map_err(|error| unusable_kubeconfig(&error))?;
         let names_proxy = |cluster: &kube::config::NamedCluster| {
             cluster.cluster.as_ref().is_some_and(|cluster| cluster.proxy_url.is_some())
         };
         let proxy_named = kubeconfig.clusters.iter().any(names_proxy);
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options)
             .await
-            .map_err(|error| wrong(&error))?;
+            .map_err(|error| unusable_kubeconfig(&error))?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         if !proxy_named {
             // HTTPS_PROXY is for the web: our servers are on this host or in its network.
@@ -83,8 +83,8 @@ impl ApiConnectionArgs {
         // The user decides whether to retry.
         config.default_retry = false;
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-        let client = kube::Client::try_from(config).map_err(|error| wrong(&error))?;
-        Ok(ApiClient { client, server, origin: found.origin })
+        let client = kube::Client::try_from(config).map_err(|error| unusable_kubeconfig(&error))?;
+        Ok(ApiClient { client, server, kubeconfig_source: found.origin })
     }
 }
 
@@ -123,7 +123,7 @@ impl ApiClient {
         Ok(self.call(Method::DELETE, path, JSON, None).await?.value)
     }
 
-    /// One request, its whole answer. Warnings of the server go to standard error.
+    /// Sends a request and reads the whole response as JSON. Warnings of the server go to standard error.
     pub async fn call(
         &self,
         method: Method,
@@ -135,11 +135,11 @@ impl ApiClient {
         let code = response.status();
         let body = self.collect(response).await?;
         let value = serde_json::from_slice(&body)
-            .map_err(|source| CallError::Garbled { server: self.server.clone(), source })?;
+            .map_err(|source| CallError::InvalidJson { server: self.server.clone(), source })?;
         Ok(ApiResponse { code, value })
     }
 
-    /// Sends a request and hands back the answer as it begins, once its code is a good one.
+    /// Sends a request. Returns the response with its body unread; a status code other than 2xx is an error.
     pub async fn send(
         &self,
         method: Method,
@@ -149,8 +149,8 @@ impl ApiClient {
     ) -> Result<Response<Body>, CallError> {
         let mut request = Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
         let mut content = Vec::new();
-        if let Some((form, bytes)) = body {
-            request = request.header(header::CONTENT_TYPE, form);
+        if let Some((content_type, bytes)) = body {
+            request = request.header(header::CONTENT_TYPE, content_type);
             content = bytes;
         }
         let request = request
@@ -168,8 +168,8 @@ impl ApiClient {
         Err(CallError::refused(&self.server, code, &body))
     }
 
-    /// The lines of a stream, each handed to `line` as JSON, until the server ends it or `line` says stop.
-    pub async fn lines(
+    /// Passes each line of a streamed response to `line` as JSON, until the server ends the stream or `line` returns false.
+    pub async fn stream_lines(
         &self,
         path: &str,
         accept: &str,
@@ -179,7 +179,7 @@ impl ApiClient {
         let mut stream = response.into_body().into_data_stream();
         let mut rest = Vec::new();
         while let Some(chunk) = stream.next().await {
-            // The caller resumes a watch that breaks as it does one that ends.
+            // A broken stream is treated as an ended one: the caller starts a watch again in both cases.
             let Ok(chunk) = chunk else { return Ok(()) };
             rest.extend_from_slice(&chunk);
             while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
@@ -188,7 +188,7 @@ impl ApiClient {
                     continue;
                 }
                 let value = serde_json::from_slice(&whole)
-                    .map_err(|source| CallError::Garbled { server: self.server.clone(), source })?;
+                    .map_err(|source| CallError::InvalidJson { server: self.server.clone(), source })?;
                 if !line(value)? {
                     return Ok(());
                 }
@@ -212,7 +212,7 @@ impl ApiClient {
     }
 
     fn unreachable(&self, source: Box<dyn std::error::Error + Send + Sync>) -> CallError {
-        CallError::Unreachable { server: self.server.clone(), origin: self.origin.clone(), source }
+        CallError::Unreachable { server: self.server.clone(), origin: self.kubeconfig_source.clone(), source }
     }
 }
 

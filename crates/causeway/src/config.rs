@@ -7,6 +7,7 @@ mod defaults;
 #[cfg(test)]
 mod examples;
 mod layer;
+pub mod mistake;
 #[cfg(test)]
 mod reference;
 mod reload;
@@ -15,6 +16,8 @@ mod values;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
+use causeway_api::CLOUD;
+use causeway_channel::PeerId;
 use causeway_gateway::dial::BackendRule;
 use causeway_gateway::proxy::connect::AllowRule;
 use serde_json::{Map, Value};
@@ -22,19 +25,14 @@ use serde_json::{Map, Value};
 use crate::duration::HumanDuration;
 use crate::output;
 use crate::problem::ManifestProblem;
+pub use causeway_daemon::ProcessRole;
 pub use layer::{CloudLayer, EdgeLayer, GatewayLayer, Layer, LogLayer, TunnelLayer};
 pub use reload::{Applies, Change, changes};
 pub use values::{
-    AdvertisedEndpoint, CollectorUrl, CommonName, DnsListen, NameServer, PresenceModeSetting, PresencePort,
-    ProxySetting, ServerName, SiteLabelKey, StoreSetting, TransportSetting,
+    AdvertisedEndpoint, CaHash, CollectorUrl, CommonName, DatapathSetting, DnsListen, NameServer, PinSetting,
+    PresenceModeSetting, PresencePort, ProxySetting, ResourceSetting, ServerName, ServiceAccountSetting,
+    SiteLabelKey, StoreSetting, TransportSetting,
 };
-
-/// The role of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    Cloud,
-    Edge,
-}
 
 /// The origin of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +71,7 @@ pub struct Config {
     pub gateway: GatewaySettings,
     pub tunnel: TunnelSettings,
     pub kubernetes: KubernetesSettings,
+    pub traces: TraceSettings,
     pub export: ExportSettings,
 }
 
@@ -115,12 +114,18 @@ pub struct CloudSettings {
     pub stream_window_bytes: Setting<NonZeroU32>,
     /// The kubeconfig of the cluster whose API edges have a copy of.
     pub kubernetes: Setting<Option<PathBuf>>,
+    /// The service accounts whose pods enrol their node, the audience of their tokens, and the site of nodes without an EServer.
+    pub join_service_accounts: Setting<Vec<ServiceAccountSetting>>,
+    pub join_audience: Setting<String>,
+    pub join_default_site: Setting<Option<String>>,
     /// The listener for kube-apiserver, and the certificate by which it is known.
     pub aggregated: Setting<Option<std::net::SocketAddr>>,
     pub requestheader_ca: Setting<Option<PathBuf>>,
     pub requestheader_names: Setting<Vec<CommonName>>,
     /// Labels of sites in metrics.
     pub metrics_site_labels: Setting<Vec<SiteLabelKey>>,
+    /// Members of a community that are all peers.
+    pub community_peers_max: Setting<NonZeroU32>,
     pub drain: Setting<HumanDuration>,
 }
 
@@ -133,6 +138,10 @@ pub struct EdgeSettings {
     pub proxy: Setting<Option<ProxySetting>>,
     /// The join token of the first start.
     pub join_file: Setting<Option<PathBuf>>,
+    /// The service-account token of the pod, the endpoints of the cloud and the hashes of its CAs.
+    pub join_service_account: Setting<Option<PathBuf>>,
+    pub join_endpoints: Setting<Vec<AdvertisedEndpoint>>,
+    pub join_ca: Setting<Vec<CaHash>>,
 }
 
 /// Settings of the gateway, which both roles run.
@@ -153,6 +162,7 @@ pub struct GatewaySettings {
     /// that is denied; and those that are not dialled. The most specific rule decides.
     pub backends_allow: Setting<Vec<BackendRule>>,
     pub backends_deny: Setting<Vec<BackendRule>>,
+    pub services_off: Setting<bool>,
 }
 
 /// Settings of layer 3, which both roles run.
@@ -161,14 +171,34 @@ pub struct TunnelSettings {
     pub off: Setting<bool>,
     pub listen: Setting<std::net::SocketAddr>,
     pub mtu: Setting<Option<u16>>,
+    pub relay_mbit_per_second: Setting<NonZeroU32>,
     pub device: Setting<String>,
+    pub datapath: Setting<DatapathSetting>,
+    pub bridge: Setting<String>,
 }
 
 /// The Kubernetes API at an edge.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KubernetesSettings {
     pub listen: Setting<std::net::SocketAddr>,
+    pub pod_listen: Setting<Option<std::net::SocketAddr>>,
+    pub client_certificate: Setting<PathBuf>,
+    pub client_key: Setting<PathBuf>,
     pub unused: Setting<HumanDuration>,
+    pub pin: Setting<Vec<PinSetting>>,
+    pub pin_node: Setting<Option<String>>,
+    pub bytes_per_day: Setting<Option<u64>>,
+    pub bytes_max: Setting<u64>,
+    pub offline_writes: Setting<Vec<ResourceSetting>>,
+}
+
+/// A collector of traces.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TraceSettings {
+    pub url: Setting<Option<CollectorUrl>>,
+    pub token_file: Setting<Option<PathBuf>>,
+    pub ca: Setting<Option<PathBuf>>,
+    pub ratio: Setting<f64>,
 }
 
 /// Collectors of audit records, in the sections `audit.export` and below.
@@ -200,6 +230,10 @@ impl Config {
         };
         let config = Config::resolve(file, environment, flags);
         config.check()?;
+        anyhow::ensure!(
+            causeway_gateway::trace::IS_BUILT_IN || config.traces.url.value.is_none(),
+            "`url` of `traces` is set, and this build exports no traces: remove it, or build with `--features traces`"
+        );
         Ok(config)
     }
 
@@ -250,10 +284,14 @@ impl Config {
                 streams_max: pick!(defaults::STREAMS_MAX, cloud.streams_max),
                 stream_window_bytes: pick!(defaults::STREAM_WINDOW_BYTES, cloud.stream_window_bytes),
                 kubernetes: pick_optional!(cloud.kubernetes),
+                join_service_accounts: pick!(Vec::new(), cloud.join_service_accounts),
+                join_audience: pick!(defaults::JOIN_AUDIENCE.to_owned(), cloud.join_audience),
+                join_default_site: pick_optional!(cloud.join_default_site),
                 aggregated: pick_optional!(cloud.aggregated),
                 requestheader_ca: pick_optional!(cloud.requestheader_ca),
                 requestheader_names: pick!(Vec::new(), cloud.requestheader_names),
                 metrics_site_labels: pick!(Vec::new(), cloud.metrics_site_labels),
+                community_peers_max: pick!(defaults::COMMUNITY_PEERS_MAX, cloud.community_peers_max),
                 drain: pick!(defaults::DRAIN, cloud.drain),
             },
             edge: EdgeSettings {
@@ -262,6 +300,9 @@ impl Config {
                 transport: pick!(defaults::TRANSPORT, edge.transport),
                 proxy: pick_optional!(edge.proxy),
                 join_file: pick_optional!(edge.join_file),
+                join_service_account: pick_optional!(edge.join_service_account),
+                join_endpoints: pick!(Vec::new(), edge.join_endpoints),
+                join_ca: pick!(Vec::new(), edge.join_ca),
             },
             gateway: GatewaySettings {
                 dns: pick_optional!(gateway.dns),
@@ -272,16 +313,37 @@ impl Config {
                 entry_tls: pick_optional!(gateway.entry_tls),
                 backends_allow: pick!(Vec::new(), gateway.backends_allow),
                 backends_deny: pick!(Vec::new(), gateway.backends_deny),
+                services_off: pick!(defaults::SERVICES_OFF, gateway.services_off),
             },
             tunnel: TunnelSettings {
                 off: pick!(defaults::TUNNEL_OFF, tunnel.off),
                 listen: pick!(defaults::TUNNEL_LISTEN, tunnel.listen),
                 mtu: pick_optional!(tunnel.mtu),
+                relay_mbit_per_second: pick!(defaults::RELAY_MBIT_PER_SECOND, tunnel.relay_mbit_per_second),
                 device: pick!(defaults::TUNNEL_DEVICE.to_owned(), tunnel.device),
+                datapath: pick!(defaults::DATAPATH, tunnel.datapath),
+                bridge: pick!(defaults::BRIDGE.to_owned(), tunnel.bridge),
             },
             kubernetes: KubernetesSettings {
                 listen: pick!(defaults::KUBERNETES_LISTEN, kubernetes.listen),
+                pod_listen: pick_optional!(kubernetes.pod_listen),
+                client_certificate: pick!(
+                    defaults::KUBERNETES_CLIENT_CERTIFICATE.into(),
+                    kubernetes.client_certificate
+                ),
+                client_key: pick!(defaults::KUBERNETES_CLIENT_KEY.into(), kubernetes.client_key),
                 unused: pick!(defaults::KUBERNETES_UNUSED, kubernetes.unused),
+                pin: pick!(Vec::new(), kubernetes.pin),
+                pin_node: pick_optional!(kubernetes.pin_node),
+                bytes_per_day: pick_optional!(kubernetes.bytes_per_day),
+                bytes_max: pick!(defaults::KUBERNETES_BYTES_MAX, kubernetes.bytes_max),
+                offline_writes: pick!(Vec::new(), kubernetes.offline_writes),
+            },
+            traces: TraceSettings {
+                url: pick_optional!(traces.url),
+                token_file: pick_optional!(traces.token_file),
+                ca: pick_optional!(traces.ca),
+                ratio: pick!(defaults::TRACES_RATIO, traces.ratio),
             },
             export: ExportSettings {
                 bytes_max: pick!(defaults::AUDIT_EXPORT_BYTES_MAX, audit.export.bytes_max),
@@ -314,6 +376,41 @@ impl Config {
                 || cloud.requestheader_ca.value.is_some() && cloud.kubernetes.value.is_some(),
             "`aggregated` needs `requestheader-ca`, by which kube-apiserver is known, and `kubernetes`, the cluster that decides"
         );
+        anyhow::ensure!(
+            cloud.join_service_accounts.value.is_empty() || cloud.kubernetes.value.is_some(),
+            "`join-service-accounts` needs `kubernetes`, the cluster that vouches for pods"
+        );
+        anyhow::ensure!(
+            !cloud.join_audience.value.is_empty(),
+            "`join-audience` is empty: leave it out, or name an audience"
+        );
+        if let Some(site) = &cloud.join_default_site.value {
+            let is_name = PeerId::new(site, "node").is_ok();
+            anyhow::ensure!(
+                is_name && site != CLOUD,
+                "`join-default-site` is {site:?}: name a site as an ESite is named, and not `{CLOUD}`, which is this cloud itself"
+            );
+        }
+        anyhow::ensure!(
+            self.kubernetes.pin.value.is_empty() || self.kubernetes.pin_node.value.is_some(),
+            "`pin` needs `pin-node`: the edge has no rights in the cluster, and reads in the name of a node of its site"
+        );
+        if let Some(pods) = self.kubernetes.pod_listen.value {
+            anyhow::ensure!(
+                !pods.ip().is_unspecified() && !pods.ip().is_multicast(),
+                "`pod-listen` is {pods}: name one address of the host; the serving certificate names it, and every other network stays out"
+            );
+            anyhow::ensure!(
+                pods != self.kubernetes.listen.value,
+                "`listen` and `pod-listen` are both {pods}: leave `pod-listen` out, or name another address"
+            );
+        }
+        let edge = &self.edge;
+        anyhow::ensure!(
+            edge.join_service_account.value.is_none()
+                || !edge.join_endpoints.value.is_empty() && !edge.join_ca.value.is_empty(),
+            "`join-service-account` needs `join-endpoints` and `join-ca`: a service-account token names no cloud"
+        );
         for (number, (name, address)) in listeners.iter().enumerate() {
             for (other_name, other) in &listeners[number + 1..] {
                 let same = address.port() != 0 && address == other;
@@ -327,6 +424,11 @@ impl Config {
         anyhow::ensure!(
             pair.0.is_some() == pair.1.is_some(),
             "`etcd-certificate` and `etcd-key` belong together: set both or neither"
+        );
+        let ratio = self.traces.ratio.value;
+        anyhow::ensure!(
+            (0.0..=1.0).contains(&ratio),
+            "`ratio` of `traces` is {ratio}: use a number from 0 to 1"
         );
         let export = &self.export;
         anyhow::ensure!(
@@ -346,6 +448,13 @@ impl Config {
             (1..=DEVICE_NAME_MAX).contains(&device.len())
                 && device.replacen("%d", "0", 1).chars().all(is_letter),
             "`device` of the tunnel is {device:?}: use 1 to {DEVICE_NAME_MAX} letters, digits, '-', '_' or '.', and `%d` for a number"
+        );
+        let bridge = &self.tunnel.bridge.value;
+        anyhow::ensure!(
+            (1..=DEVICE_NAME_MAX).contains(&bridge.len())
+                && bridge.starts_with(|letter: char| letter.is_ascii_alphanumeric())
+                && bridge.chars().all(is_letter),
+            "`bridge` of the tunnel is {bridge:?}: use 1 to {DEVICE_NAME_MAX} letters, digits, '-', '_' or '.', and begin with a letter or digit"
         );
         Ok(())
     }
@@ -374,15 +483,19 @@ impl Config {
             "handshakes-per-address" => cloud.handshakes_per_address,
             "half-open-max" => cloud.half_open_max, "links-max" => cloud.links_max,
             "streams-max" => cloud.streams_max, "stream-window-bytes" => cloud.stream_window_bytes,
-            "kubernetes" => cloud.kubernetes, "aggregated" => cloud.aggregated,
+            "kubernetes" => cloud.kubernetes, "join-service-accounts" => cloud.join_service_accounts,
+            "join-audience" => cloud.join_audience, "join-default-site" => cloud.join_default_site,
+            "aggregated" => cloud.aggregated,
             "requestheader-ca" => cloud.requestheader_ca, "requestheader-names" => cloud.requestheader_names,
             "metrics-site-labels" => cloud.metrics_site_labels,
+            "community-peers-max" => cloud.community_peers_max,
             "drain" => cloud.drain,
         );
         let edge = &self.edge;
         show!("edge",
             "admin" => edge.admin, "drain" => edge.drain, "transport" => edge.transport, "proxy" => edge.proxy,
-            "join-file" => edge.join_file,
+            "join-file" => edge.join_file, "join-service-account" => edge.join_service_account,
+            "join-endpoints" => edge.join_endpoints, "join-ca" => edge.join_ca,
         );
         let gateway = &self.gateway;
         show!("gateway",
@@ -390,13 +503,27 @@ impl Config {
             "presence" => gateway.presence, "ports" => gateway.ports,
             "entry-http" => gateway.entry_http, "entry-tls" => gateway.entry_tls,
             "backends-allow" => gateway.backends_allow, "backends-deny" => gateway.backends_deny,
+            "services-off" => gateway.services_off,
         );
         let tunnel = &self.tunnel;
         show!("tunnel",
-            "off" => tunnel.off, "listen" => tunnel.listen, "mtu" => tunnel.mtu, "device" => tunnel.device,
+            "off" => tunnel.off, "listen" => tunnel.listen, "mtu" => tunnel.mtu,
+            "relay-mbit-per-second" => tunnel.relay_mbit_per_second, "device" => tunnel.device,
+            "datapath" => tunnel.datapath, "bridge" => tunnel.bridge,
         );
         let kubernetes = &self.kubernetes;
-        show!("kubernetes", "listen" => kubernetes.listen, "unused" => kubernetes.unused);
+        show!("kubernetes",
+            "listen" => kubernetes.listen, "pod-listen" => kubernetes.pod_listen,
+            "client-certificate" => kubernetes.client_certificate, "client-key" => kubernetes.client_key,
+            "unused" => kubernetes.unused,
+            "pin" => kubernetes.pin, "pin-node" => kubernetes.pin_node,
+            "bytes-per-day" => kubernetes.bytes_per_day, "bytes-max" => kubernetes.bytes_max,
+            "offline-writes" => kubernetes.offline_writes,
+        );
+        let traces = &self.traces;
+        show!("traces",
+            "url" => traces.url, "token-file" => traces.token_file, "ca" => traces.ca, "ratio" => traces.ratio,
+        );
         let export = &self.export;
         show!("audit.export", "bytes-max" => export.bytes_max);
         show!("audit.export.files", "folder" => export.files_folder);
@@ -463,7 +590,8 @@ fn parse(name: &str, text: &str) -> Result<Layer, ManifestProblem> {
     toml::from_str(text).map_err(|error| {
         let span = error.span().unwrap_or(0..0);
         let help = "`causeway check-config` without a file prints every setting with its default";
-        ManifestProblem::at(name, text, span, error.message().trim_end().to_owned()).with_help(help)
+        let message = mistake::explain(error.message().trim_end(), text, span.clone());
+        ManifestProblem::at(name, text, span, message).with_help(help)
     })
 }
 

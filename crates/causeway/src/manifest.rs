@@ -218,7 +218,9 @@ fn manifest(place: ManifestLocation, mut fields: Map<String, Value>) -> anyhow::
     let word = string(&fields, "kind", &place)?;
     let Some(kind) = Kind::from_name(&word) else {
         let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
-        bail!("{place}: kind `{word}` is unknown: use one of {}, List", known.join(", "));
+        let near = causeway_api::decode::nearest(known.iter().copied(), &word);
+        let near = near.map_or_else(String::new, |near| format!("did you mean {near}? "));
+        bail!("{place}: kind `{word}` is unknown: {near}use one of {}, List", known.join(", "));
     };
     fields.remove("status");
     if let Some(Value::Object(metadata)) = fields.get_mut("metadata") {

@@ -24,12 +24,12 @@ pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// May standard output be coloured?
+/// Returns true if standard output may be coloured.
 pub fn colours() -> bool {
     wanted(io::stdout().is_terminal())
 }
 
-/// May standard error be coloured?
+/// Returns true if standard error may be coloured.
 pub fn error_colours() -> bool {
     wanted(io::stderr().is_terminal())
 }

@@ -65,7 +65,7 @@ fn exit_codes_mean_something() {
     check(&["token", "create", "--site", "a", "--ttl", "soon"], "", 2, "is no duration");
     check(&["token", "create", "--site", "a", "--uses", "0"], "", 2, "--uses");
     check(&["token", "create", "--site", "a", "--role", "admin"], "", 2, "cannot be used with");
-    check(&["cloud", "--api", "7443"], "", 2, "invalid socket address");
+    check(&["cloud", "--api", "7443"], "", 2, "write IP:PORT");
     check(&["cloud", "--store", "redis"], "", 2, "use `sqlite` or `etcd=");
     check(&["cloud", "--advertise", "nowhere"], "", 2, "no endpoint");
     check(&["cloud", "--advertise", "http://cloud.example.org:7444"], "", 2, "without a scheme");

@@ -136,9 +136,18 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn spawn(mut command: Command, log: PathBuf) -> Result<Process> {
+    pub fn spawn(command: Command, log: PathBuf) -> Result<Process> {
+        Process::spawn_to(command, log, Stdio::null())
+    }
+
+    /// The same, with standard output in the file `output`.
+    pub fn spawn_with_output(command: Command, log: PathBuf, output: &Path) -> Result<Process> {
+        Process::spawn_to(command, log, std::fs::File::create(output)?.into())
+    }
+
+    fn spawn_to(mut command: Command, log: PathBuf, output: Stdio) -> Result<Process> {
         let file = std::fs::File::create(&log)?;
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn()?;
+        let child = command.stdin(Stdio::null()).stdout(output).stderr(file).spawn()?;
         Ok(Process { child, log })
     }
 
@@ -150,7 +159,7 @@ impl Process {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Has it ended by itself?
+    /// Returns true if it has ended by itself.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }

@@ -176,7 +176,7 @@ impl Drop for Cluster {
 }
 
 /// Returns the path of etcd; the script installs it when it is missing.
-fn binary() -> Result<PathBuf> {
+pub fn binary() -> Result<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../k8s/lab/install-etcd");
     let output = Command::new(&script)
         .stderr(Stdio::inherit())

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use causeway_api::management::paths;
 use serde_json::Value;
 
 use crate::causeway::{self, Process, Ran, addresses, daemon, finish, get, wait_for};
@@ -155,7 +156,7 @@ impl CloudHost {
 
     /// Returns the entry of a gateway in `causeway status --json`.
     pub fn gateway(&self, name: &str) -> Result<Value> {
-        let status = self.call(|api| api.get("/causeway/v1/status")?.success())?;
+        let status = self.call(|api| api.get(paths::STATUS)?.success())?;
         let gateways = status["gateways"].as_array().context("a status lists gateways")?;
         let found = gateways.iter().find(|gateway| gateway["name"] == name);
         found.cloned().with_context(|| format!("no gateway {name} in {status}"))
@@ -220,6 +221,12 @@ impl EdgeHost {
         let (code, body) = self.unit.host.inside(|| get(admin, "/debug"))?;
         ensure!(code == 200, "the admin port of {} answers {code}", self.unit.name);
         Ok(serde_json::from_str(&body)?)
+    }
+
+    /// Sets a variable for the next start.
+    pub fn set_environment(&mut self, name: &str, value: &str) {
+        self.environment.retain(|(known, _)| known != name);
+        self.environment.push((name.to_owned(), value.to_owned()));
     }
 
     /// After a kill: its data dir is enough.

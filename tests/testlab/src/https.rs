@@ -66,6 +66,11 @@ impl Client {
         Ok(Client { tls: config(&self.authorities, Some(credentials))?, bearer: None, ..self.clone() })
     }
 
+    /// The address of the server.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub fn authorities(&self) -> &[CertificateDer<'static>] {
         &self.authorities
     }

@@ -10,6 +10,7 @@ mod echo;
 mod firewall;
 mod links;
 mod namespace;
+mod ping;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -23,6 +24,7 @@ pub use echo::{Echo, datagrams_dropped, reach_tcp, reach_udp};
 pub use firewall::{Fault, Traffic};
 pub use links::Cut;
 pub use namespace::{Crossed, Host};
+pub use ping::reach_ping;
 pub use plan::Plan;
 
 use firewall::Rules;

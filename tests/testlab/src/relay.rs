@@ -76,7 +76,7 @@ impl Relay {
         self.seed
     }
 
-    /// Replaces the faults of one direction. What is already on its way keeps its time.
+    /// Replaces the faults of one direction. Bytes that are already on their way keep their time.
     pub fn set(&self, direction: Direction, faults: Faults) {
         self.control.state.send_modify(|state| match direction {
             Direction::Up => state.up_black_hole = faults.black_hole,

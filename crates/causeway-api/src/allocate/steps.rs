@@ -67,7 +67,7 @@ pub fn steps(
 ) -> Vec<AllocationStep> {
     let wanted: BTreeMap<&str, Option<AddressFamily>> = objects
         .exposes_at(site)
-        .filter(|expose| conditions::not_carried(objects, expose).is_none())
+        .filter(|expose| conditions::why_not_forwarded(objects, expose).is_none())
         .filter(|expose| objects.service(&expose.e_service_name).is_some())
         .map(|expose| (expose.e_service_name.as_str(), translated_family(objects, expose)))
         .collect();

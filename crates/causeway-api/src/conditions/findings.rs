@@ -15,42 +15,46 @@ pub(super) struct Findings {
     failed: Vec<(String, String)>,
     now: Time,
     generation: i64,
+    #[cfg(test)]
+    kind: Kind,
 }
 
 impl Findings {
     /// Starts from the current conditions of the object, so that times and foreign conditions stay.
-    pub(super) fn of(object: &impl Resource, now: Time) -> Findings {
+    pub(super) fn of<R: Resource>(object: &R, now: Time) -> Findings {
         Findings {
             conditions: object.status().conditions.clone(),
             failed: Vec::new(),
             now,
             generation: object.metadata().generation,
+            #[cfg(test)]
+            kind: R::KIND,
         }
     }
 
     pub(super) fn holds(&mut self, about: &str, reason: &str) {
-        self.set(about, ConditionStatus::True, reason, String::new());
+        self.find(about, ConditionStatus::True, reason, String::new());
     }
 
     pub(super) fn fails(&mut self, about: &str, reason: &str, message: impl Into<String>) {
         let message = message.into();
         self.failed.push((reason.into(), message.clone()));
-        self.set(about, ConditionStatus::False, reason, message);
+        self.find(about, ConditionStatus::False, reason, message);
     }
 
     /// Records a condition that holds, with a message.
     pub(super) fn holds_with_message(&mut self, about: &str, reason: &str, message: impl Into<String>) {
-        self.set(about, ConditionStatus::True, reason, message.into());
+        self.find(about, ConditionStatus::True, reason, message.into());
     }
 
     /// Records a condition that does not hold and does not count for `Ready`: another finding has reported
     /// it, or it changes with the links.
-    pub(super) fn fails_aside(&mut self, about: &str, reason: &str, message: impl Into<String>) {
-        self.set(about, ConditionStatus::False, reason, message.into());
+    pub(super) fn set_false_without_ready(&mut self, about: &str, reason: &str, message: impl Into<String>) {
+        self.find(about, ConditionStatus::False, reason, message.into());
     }
 
     /// Removes a condition that does not apply to the object any more.
-    pub(super) fn forgets(&mut self, about: &str) {
+    pub(super) fn remove_condition(&mut self, about: &str) {
         self.conditions.retain(|condition| condition.kind != about);
     }
 
@@ -71,6 +75,16 @@ impl Findings {
         let message = messages.join("; ");
         self.set(READY, self.failed.is_empty().into(), &reason, message);
         self.conditions
+    }
+
+    /// Records a finding of this crate, which `docs/conditions.md` must list.
+    fn find(&mut self, about: &str, status: ConditionStatus, reason: &str, message: String) {
+        #[cfg(test)]
+        {
+            let is_listed = super::catalog::is_listed(self.kind, about, status, reason);
+            assert!(is_listed, "{} {about} {reason}", self.kind);
+        }
+        self.set(about, status, reason, message);
     }
 
     fn set(&mut self, about: &str, status: ConditionStatus, reason: &str, message: String) {

@@ -1,4 +1,4 @@
-//! Finds networks that collide, members without a tunnel, and exposures that are not carried.
+//! Conditions of layer 3: networks that collide, members without a tunnel, and exposures that are not forwarded.
 
 use super::findings::{Findings, list};
 use super::{POLICIES_RESOLVED, SUBNETS_DISTINCT, TUNNEL_KEY_UNIQUE, TUNNELS_KNOWN, absent};
@@ -13,7 +13,7 @@ const OVERLAPS_MAX: usize = 10;
 pub(super) fn subnets_of_site(findings: &mut Findings, objects: &ObjectSet, site: &ESite) {
     match objects.communities_of(&site.metadata.name).next() {
         Some(_) => subnets_are_distinct(findings, overlaps_of(objects, &site.metadata.name)),
-        None => findings.forgets(SUBNETS_DISTINCT),
+        None => findings.remove_condition(SUBNETS_DISTINCT),
     }
 }
 
@@ -33,7 +33,7 @@ pub(super) fn subnets_of_members(findings: &mut Findings, objects: &ObjectSet, c
     }
     let held = objects.layer3.ranges.get(&community.metadata.name).map(Vec::as_slice).unwrap_or_default();
     if plan.ranges != held {
-        return findings.fails_aside(
+        return findings.set_false_without_ready(
             SUBNETS_DISTINCT,
             "RangesPending",
             "mapped networks are not allocated yet",
@@ -55,7 +55,7 @@ fn subnets_are_distinct(findings: &mut Findings, overlaps: std::collections::BTr
 
 /// Without a list everything is allowed. An empty list, or one of missing policies, allows nothing.
 pub(super) fn policies_of_community(findings: &mut Findings, objects: &ObjectSet, community: &ECommunity) {
-    let Some(policies) = &community.e_policys else { return findings.forgets(POLICIES_RESOLVED) };
+    let Some(policies) = &community.e_policys else { return findings.remove_condition(POLICIES_RESOLVED) };
     super::policies_exist(findings, objects, policies, "begin a flow between members");
     let reading =
         policies.iter().filter_map(|name| objects.policy(name)).filter(|policy| !policy.http.is_empty());
@@ -70,21 +70,21 @@ pub(super) fn policies_of_community(findings: &mut Findings, objects: &ObjectSet
 pub(super) fn tunnels_of_members(findings: &mut Findings, objects: &ObjectSet, community: &ECommunity) {
     let is_known = |gateway: &EGateway| {
         let name = gateway.metadata.name.as_str();
-        objects.tunnel_key(name).is_some() && objects.key_keeper(name).is_none()
+        objects.tunnel_key(name).is_some() && objects.tunnel_key_owner(name).is_none()
     };
     let has_gateways = |site: &&String| objects.gateways_at(site).next().is_some();
-    let silent =
+    let without_tunnel_key =
         community.members.iter().filter(has_gateways).filter(|site| !objects.gateways_at(site).any(is_known));
-    let silent: Vec<&str> = silent.map(String::as_str).collect();
-    match silent.is_empty() {
+    let without_tunnel_key: Vec<&str> = without_tunnel_key.map(String::as_str).collect();
+    match without_tunnel_key.is_empty() {
         true => findings.holds(TUNNELS_KNOWN, "TunnelsKnown"),
         false => {
             let message = format!(
                 "no gateway of {} has reported a tunnel key: it has not connected since it was updated, \
                  or its tunnel is off",
-                list(&silent)
+                list(&without_tunnel_key)
             );
-            findings.fails_aside(TUNNELS_KNOWN, "TunnelUnknown", message);
+            findings.set_false_without_ready(TUNNELS_KNOWN, "TunnelUnknown", message);
         }
     }
 }
@@ -92,28 +92,28 @@ pub(super) fn tunnels_of_members(findings: &mut Findings, objects: &ObjectSet, c
 /// One key stands for one gateway.
 pub(super) fn key_is_unique(findings: &mut Findings, objects: &ObjectSet, gateway: &EGateway) {
     let name = gateway.metadata.name.as_str();
-    match (objects.key_keeper(name), objects.key_rival(name)) {
-        (Some(keeper), _) => {
+    match (objects.tunnel_key_owner(name), objects.tunnel_key_duplicate(name)) {
+        (Some(owner), _) => {
             let message = format!(
-                "EGateway {keeper} has the same tunnel key and had it first, so {name} exchanges no packets: \
+                "EGateway {owner} has the same tunnel key and had it first, so {name} exchanges no packets: \
                  give this gateway a key of its own"
             );
             findings.fails(TUNNEL_KEY_UNIQUE, "KeyTaken", message);
         }
-        (None, Some(rival)) => {
+        (None, Some(duplicate)) => {
             let message =
-                format!("EGateway {rival} claims the same tunnel key; {name} had it first and keeps it");
-            findings.fails_aside(TUNNEL_KEY_UNIQUE, "KeyClaimed", message);
+                format!("EGateway {duplicate} claims the same tunnel key; {name} had it first and keeps it");
+            findings.set_false_without_ready(TUNNEL_KEY_UNIQUE, "KeyClaimed", message);
         }
         (None, None) => match objects.tunnel_key(name) {
             Some(_) => findings.holds(TUNNEL_KEY_UNIQUE, "KeyUnique"),
-            None => findings.forgets(TUNNEL_KEY_UNIQUE),
+            None => findings.remove_condition(TUNNEL_KEY_UNIQUE),
         },
     }
 }
 
-/// Returns why an exposure is not carried. None: it is, as soon as its service exists.
-pub fn not_carried(objects: &ObjectSet, expose: &ServiceExpose) -> Option<(&'static str, String)> {
+/// Returns the reason for which an exposure is not forwarded. None: it is forwarded as soon as its service exists.
+pub fn why_not_forwarded(objects: &ObjectSet, expose: &ServiceExpose) -> Option<(&'static str, String)> {
     let service = objects.service(&expose.e_service_name)?;
     let name = &service.metadata.name;
     if !expose.is_translated() {
@@ -123,7 +123,10 @@ pub fn not_carried(objects: &ObjectSet, expose: &ServiceExpose) -> Option<(&'sta
         });
     }
     if let Some(why) = not_translatable(service) {
-        return Some(("NotTranslatable", format!("mode translate needs another EService {name}: {why}")));
+        return Some((
+            "NotTranslatable",
+            format!("EService {name} cannot be exposed with mode translate: {why}"),
+        ));
     }
     let is_shared = |other: &&ServiceExpose| {
         !other.is_translated() && other.e_sites.iter().any(|site| expose.e_sites.contains(site))
@@ -136,14 +139,26 @@ pub fn not_carried(objects: &ObjectSet, expose: &ServiceExpose) -> Option<(&'sta
     Some(("ModeConflict", message))
 }
 
-/// Returns the field of a service that a gateway cannot honour for packets.
+/// Returns the reason for which a service cannot be translated: the first field that needs a connection of the gateway.
 fn not_translatable(service: &EService) -> Option<&'static str> {
     let is_loopback = service.translated_server().is_some_and(|(ip, _)| ip.to_canonical().is_loopback());
     let rows = [
-        (service.endpoints.len() > 1, "packets go to one server, and endpoints has several"),
-        (service.health_check.is_some(), "the gateway opens no connection, and healthCheck is set"),
-        (service.backend_tls.is_some(), "the gateway opens no connection, and backendTLS is set"),
-        (service.proxy_protocol, "the gateway opens no connection, and proxyProtocol is set"),
+        (
+            service.endpoints.len() > 1,
+            "endpoints has several entries, but with mode translate packets go to one server",
+        ),
+        (
+            service.health_check.is_some(),
+            "healthCheck is set, but with mode translate the gateway opens no connections",
+        ),
+        (
+            service.backend_tls.is_some(),
+            "backendTLS is set, but with mode translate the gateway opens no connections",
+        ),
+        (
+            service.proxy_protocol,
+            "proxyProtocol is set, but with mode translate the gateway opens no connections",
+        ),
         (service.protocol == Protocol::Kafka, "the addresses inside KAFKA are not translated"),
         (is_loopback, "packets do not cross to a loopback address"),
         (service.translated_server().is_none(), "packets need an address, and it has only a domainName"),

@@ -45,7 +45,7 @@ pub(super) fn gateways_connected<'a>(
         true => findings.holds(GATEWAYS_CONNECTED, "GatewaysConnected"),
         false => {
             let message = format!("no gateway is connected at {}", list(&away));
-            findings.fails_aside(GATEWAYS_CONNECTED, "GatewayAway", message);
+            findings.set_false_without_ready(GATEWAYS_CONNECTED, "GatewayAway", message);
         }
     }
 }

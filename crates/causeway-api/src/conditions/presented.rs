@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::PRESENTED;
 use super::findings::Findings;
-use super::layer3::not_carried;
+use super::layer3::why_not_forwarded;
 use crate::allocate::{AddressFamily, AddressPool, name, translated_family};
 use crate::kinds::{EGateway, ServiceExpose, VirtualPresence};
 use crate::object_set::ObjectSet;
@@ -25,13 +25,13 @@ struct Gap {
 pub(super) fn presented(findings: &mut Findings, objects: &ObjectSet, expose: &ServiceExpose) {
     let service = expose.e_service_name.as_str();
     if objects.service(service).is_none() {
-        return findings.fails_aside(
+        return findings.set_false_without_ready(
             PRESENTED,
             "ServiceMissing",
             format!("EService {service} does not exist"),
         );
     }
-    if let Some((reason, message)) = not_carried(objects, expose) {
+    if let Some((reason, message)) = why_not_forwarded(objects, expose) {
         return findings.fails(PRESENTED, reason, message);
     }
     let mut found: BTreeMap<&str, Vec<&VirtualPresence>> = BTreeMap::new();
@@ -59,13 +59,13 @@ pub(super) fn presented(findings: &mut Findings, objects: &ObjectSet, expose: &S
             findings.fails(PRESENTED, reason, joined(gaps.into_iter().map(|gap| gap.message).collect()))
         }
         None if shown.is_empty() => {
-            findings.fails_aside(
+            findings.set_false_without_ready(
                 PRESENTED,
                 "Nowhere",
                 "no site of eSites has a gateway that could present it",
             );
         }
-        None if bare > 0 => findings.fails_aside(PRESENTED, "GatewayMissing", joined(shown)),
+        None if bare > 0 => findings.set_false_without_ready(PRESENTED, "GatewayMissing", joined(shown)),
         None => findings.holds_with_message(PRESENTED, "Presented", joined(shown)),
     }
 }

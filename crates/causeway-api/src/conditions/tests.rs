@@ -406,13 +406,20 @@ fn a_translated_exposure_says_why_its_service_cannot_be_translated() {
     };
     check(json!({}), "True Presented berlin 198.18.0.7");
     check(json!({"protocol": "IP", "port": 0}), "True Presented berlin 198.18.0.7");
-    let why = |why: &str| format!("False NotTranslatable mode translate needs another EService web: {why}");
-    let unopened = |field: &str| why(&format!("the gateway opens no connection, and {field} is set"));
+    let why = |why: &str| {
+        format!("False NotTranslatable EService web cannot be exposed with mode translate: {why}")
+    };
+    let unopened = |field: &str| {
+        why(&format!("{field} is set, but with mode translate the gateway opens no connections"))
+    };
     check(json!({"healthCheck": {}}), &unopened("healthCheck"));
     check(json!({"backendTLS": {}}), &unopened("backendTLS"));
     check(json!({"proxyProtocol": true}), &unopened("proxyProtocol"));
     let two = json!([{"ip": "10.0.0.5"}, {"ip": "10.0.0.6"}]);
-    check(json!({"endpoints": two}), &why("packets go to one server, and endpoints has several"));
+    check(
+        json!({"endpoints": two}),
+        &why("endpoints has several entries, but with mode translate packets go to one server"),
+    );
     let named = json!({"ip": "", "domainName": "web.test"});
     check(named, &why("packets need an address, and it has only a domainName"));
     let loopback = why("packets do not cross to a loopback address");

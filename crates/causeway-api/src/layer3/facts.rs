@@ -88,7 +88,7 @@ impl ObjectSet {
 
     /// Returns the other gateway that has the same key and keeps it: the one whose record is older. A key that a user
     /// wrote into an EGateway is older than every reported one.
-    pub fn key_keeper(&self, gateway: &str) -> Option<&str> {
+    pub fn tunnel_key_owner(&self, gateway: &str) -> Option<&str> {
         let key = self.tunnel_key(gateway)?;
         let own = self.key_age(gateway)?;
         let rivals = self.gateways_with_key(&key);
@@ -101,7 +101,7 @@ impl ObjectSet {
     }
 
     /// Returns another gateway that claims the same key and does not keep it.
-    pub fn key_rival(&self, gateway: &str) -> Option<&str> {
+    pub fn tunnel_key_duplicate(&self, gateway: &str) -> Option<&str> {
         let key = self.tunnel_key(gateway)?;
         self.gateways_with_key(&key).find(|other| *other != gateway && self.tunnel_key(other) == Some(key))
     }

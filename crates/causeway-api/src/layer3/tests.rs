@@ -148,9 +148,9 @@ fn a_key_belongs_to_the_gateway_that_had_it_first() {
     let record = |since| TunnelRecord { public_key: key.clone(), since, ..TunnelRecord::default() };
     objects.layer3.tunnels.insert("young".into(), record(20));
     objects.layer3.tunnels.insert("old".into(), record(10));
-    let keeper = |objects: &ObjectSet, name: &str| objects.key_keeper(name).map(str::to_owned);
+    let keeper = |objects: &ObjectSet, name: &str| objects.tunnel_key_owner(name).map(str::to_owned);
     assert_eq!(keeper(&objects, "young"), Some("old".into()));
-    assert_eq!((keeper(&objects, "old"), objects.key_rival("old")), (None, Some("young")));
+    assert_eq!((keeper(&objects, "old"), objects.tunnel_key_duplicate("old")), (None, Some("young")));
     assert_eq!((keeper(&objects, "none"), objects.tunnel_key("none")), (None, None));
     let plain = json!({
         "metadata": {"name": "plain"}, "eSiteName": "s", "publicKey": key, "endpoint": "203.0.113.1:51820"

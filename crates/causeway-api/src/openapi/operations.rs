@@ -65,7 +65,7 @@ static FIELD_MANAGER: QueryParameterSpec = text(
 );
 static FIELD_VALIDATION: QueryParameterSpec = text(
     "fieldValidation",
-    "What happens to unknown and duplicate fields. Ignore: they are dropped. Warn: dropped, with a warning; the default. \
+    "The treatment of unknown and duplicate fields. Ignore: they are dropped. Warn: dropped, with a warning; the default. \
      Strict: the request is refused.",
 );
 static FORCE: QueryParameterSpec = QueryParameterSpec {

@@ -472,7 +472,7 @@ fn client_side_apply_gives_way_to_server_side_apply() {
 fn settling_forgets_times_but_nothing_else() {
     let old = updated(writer("a"), None, service(json!({"port": 80})));
     let mut new = updated(later(writer("a")), None, service(json!({"port": 80})));
-    assert!(settle(&old, &mut new));
+    assert!(keep_old_if_same(&old, &mut new));
     assert_eq!(new, old);
     for other in [
         updated(writer("b"), None, service(json!({"port": 80}))),
@@ -481,7 +481,7 @@ fn settling_forgets_times_but_nothing_else() {
         service(json!({"port": 80})),
     ] {
         let mut new = other.clone();
-        assert!(!settle(&old, &mut new));
+        assert!(!keep_old_if_same(&old, &mut new));
         assert_eq!(new, other);
     }
 }
@@ -511,7 +511,7 @@ fn the_second_apply_makes_no_revision_whatever_decoding_left_out_or_filled_in() 
         let first = stored(kind, apply(&writer("a"), None, &document, false).unwrap());
         assert!(!owners(&first).is_empty(), "{kind:?}: ownership is stored");
         let mut second = stored(kind, apply(&later(writer("a")), Some(&first), &document, false).unwrap());
-        assert!(settle(&first, &mut second), "{kind:?}: {first:#} {second:#}");
+        assert!(keep_old_if_same(&first, &mut second), "{kind:?}: {first:#} {second:#}");
         assert_eq!(second, first, "{kind:?}");
     };
     let meta = json!({"labels": {}, "annotations": {"a": ""}, "finalizers": []});

@@ -29,7 +29,7 @@ pub fn update(writer: &FieldWriter<'_>, old: Option<&Value>, new: &mut Value) ->
 
 /// When `old` and `new` differ at most in the times of their entries, makes `new` equal to `old` and returns
 /// true: nothing changed. Call it with both in the stored form.
-pub fn settle(old: &Value, new: &mut Value) -> bool {
+pub fn keep_old_if_same(old: &Value, new: &mut Value) -> bool {
     let (Ok(old_entries), Ok(new_entries)) = (ManagedFields::of(old), ManagedFields::of(new)) else {
         return old == new;
     };

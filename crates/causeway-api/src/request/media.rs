@@ -17,7 +17,7 @@ impl MediaRange {
         self.params.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Does the range cover JSON? The wildcards do.
+    /// Returns true if the range covers JSON. The wildcards do.
     fn takes_json(&self) -> bool {
         matches!(self.media.as_str(), "application/json" | "application/*" | "*/*")
     }

@@ -243,7 +243,7 @@ proptest! {
     }
 
     #[test]
-    fn an_object_and_its_stored_form_have_the_same_facets((kind, value) in values()) {
+    fn an_object_and_its_stored_form_have_the_same_selectable_fields((kind, value) in values()) {
         let object = Object::decode(kind, value).unwrap().object;
         let stored = object.encode();
         prop_assert_eq!(SelectableFields::from_stored(&stored).unwrap(), SelectableFields::of(&object));

@@ -4,19 +4,21 @@
 //! at an earlier revision: changes are undone from the newest back.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use causeway_api::selector::Selector;
 use causeway_api::{Revision, Status};
+use causeway_daemon::sync::MutexExt;
 use causeway_watch::{ChangeSignal, CollectionReaders, ObjectChange};
 use tokio::sync::{mpsc, watch};
 
 use super::local::{LocalObjects, counts};
 use super::source::CollectionSource;
-use super::tables::{self, AppliedChange, CopyFigures};
-use super::{CopyDatabase, CopyError};
+use super::tables::{self, AppliedChange, CopyStats};
+use super::{CopyDatabase, CopyError, DiskShare};
 use crate::facets::ObjectFacets;
 use crate::kube_object::KubeObject;
 use crate::resource::{ResourceDescription, SubscriptionScope};
@@ -34,10 +36,14 @@ pub struct Collection {
     revision: watch::Sender<Revision>,
     history: Mutex<ChangeHistory>,
     readers: std::sync::OnceLock<CollectionReaders<CollectionSource>>,
-    /// Unix seconds of the last use by a client.
+    /// Unix seconds of the last use by a client, to be shown.
     pub used: AtomicI64,
+    /// The same by a clock that is never set.
+    used_at: Mutex<Instant>,
     pub watchers: AtomicUsize,
-    figures: Mutex<CopyFigures>,
+    /// The cloud or the configuration of the edge names the scope.
+    pub is_pinned: AtomicBool,
+    stats: Mutex<CopyStats>,
     /// True while a stream to the cloud keeps the copy current.
     is_live: watch::Sender<bool>,
     /// Changes of the site that the API server does not know; shared by all collections of the resource.
@@ -80,9 +86,11 @@ impl Collection {
             revision: watch::Sender::new(stored.revision),
             history: Mutex::new(ChangeHistory { floor: stored.revision, ..ChangeHistory::default() }),
             readers: std::sync::OnceLock::new(),
-            used: AtomicI64::new(super::collection::unix_now()),
+            used: AtomicI64::new(unix_now()),
+            used_at: Mutex::new(Instant::now()),
             watchers: AtomicUsize::new(0),
-            figures: Mutex::new(stored.figures),
+            is_pinned: AtomicBool::new(false),
+            stats: Mutex::new(stored.stats),
             is_live: watch::Sender::new(false),
             local,
             order: tokio::sync::Mutex::default(),
@@ -132,6 +140,25 @@ impl Collection {
 
     pub fn touch(&self) {
         self.used.store(unix_now(), Ordering::Relaxed);
+        *self.used_at.lock_ignoring_poison() = Instant::now();
+    }
+
+    /// The time since the last use by a client.
+    pub fn unused_for(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(*self.used_at.lock_ignoring_poison())
+    }
+
+    fn disk_share(&self) -> DiskShare {
+        match self.is_complete() || self.is_pinned.load(Ordering::Relaxed) {
+            true => DiskShare::Kept,
+            false => DiskShare::New,
+        }
+    }
+
+    /// Takes back what has come of a comparison.
+    pub async fn drop_staged(&self) -> Result<(), CopyError> {
+        let id = self.id;
+        self.database.write(move |connection| tables::drop_staged(connection, id)).await
     }
 
     pub(crate) fn readers(&self) -> &CollectionReaders<CollectionSource> {
@@ -152,17 +179,25 @@ impl Collection {
 
     pub async fn stage(&self, changes: Vec<ChangeEntry>) -> Result<(), CopyError> {
         let (id, resource) = (self.id, self.resource.clone());
-        self.database.write(move |connection| tables::stage(connection, id, &resource, &changes)).await
+        let share = self.disk_share();
+        self.database
+            .write_within(share, move |connection| tables::stage(connection, id, &resource, &changes))
+            .await
     }
 
     /// Puts changes in force, on disk first, then for watchers.
     pub async fn complete(&self, changes: Vec<ChangeEntry>, revision: Revision) -> Result<(), CopyError> {
         let (id, resource) = (self.id, self.resource.clone());
         let _ordered = self.order.lock().await;
-        let applied = self.database.write(move |connection| {
+        let is_smaller = changes.iter().all(|change| change.deleted);
+        let work = move |connection: &rusqlite::Connection| {
             tables::complete(connection, id, &resource, &changes, (revision, unix_now()))
-        });
-        let applied = applied.await?;
+        };
+        let applied = match is_smaller {
+            // Deletions make room.
+            true => self.database.write(work).await?,
+            false => self.database.write_within(self.disk_share(), work).await?,
+        };
         self.count(&applied);
         self.publish(applied, revision);
         Ok(())
@@ -192,7 +227,7 @@ impl Collection {
     }
 
     fn lock(&self) -> MutexGuard<'_, ChangeHistory> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        self.history.lock_ignoring_poison()
     }
 
     /// Returns the changes after a revision, and all that follow; `None` when some of them are gone.
@@ -292,20 +327,20 @@ impl Collection {
         self.lock().locals.insert(key.to_owned(), (at, change));
     }
 
-    pub fn figures(&self) -> CopyFigures {
-        *self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn stats(&self) -> CopyStats {
+        *self.stats.lock_ignoring_poison()
     }
 
     fn count(&self, applied: &[AppliedChange]) {
-        let mut figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stats = self.stats.lock_ignoring_poison();
         let size =
             |side: &Option<KubeObject>| side.as_ref().map_or((0, 0), |object| (1, object.body.len() as u64));
         for change in applied {
             let (before, now) = (size(&change.before), size(&change.now));
-            figures.objects = (figures.objects + now.0).saturating_sub(before.0);
-            figures.bytes = (figures.bytes + now.1).saturating_sub(before.1);
+            stats.objects = (stats.objects + now.0).saturating_sub(before.0);
+            stats.bytes = (stats.bytes + now.1).saturating_sub(before.1);
         }
-        figures.synced = unix_now();
+        stats.synced = unix_now();
     }
 
     /// Reads the objects as they were at `revision`. 410 when the changes since then are gone.
@@ -417,7 +452,7 @@ mod tests {
 
     fn change(key: &str, uid: &str, revision: u64, deleted: bool) -> ChangeEntry {
         let body = if deleted { Bytes::new() } else { Bytes::from(format!("{key}@{revision}")) };
-        ChangeEntry { key: key.into(), uid: uid.into(), revision, deleted, body, cells: Bytes::new() }
+        ChangeEntry { key: key.into(), uid: uid.into(), revision, deleted, body, ..ChangeEntry::default() }
     }
 
     async fn collection(folder: &std::path::Path) -> Arc<Collection> {
@@ -428,15 +463,9 @@ mod tests {
             .write(move |connection| tables::create_subscription(connection, &created, ""))
             .await
             .unwrap();
-        let (revision, figures) = (Revision(0), CopyFigures::default());
-        let stored = tables::StoredSubscription {
-            id,
-            scope,
-            description: None,
-            revision,
-            node: String::new(),
-            figures,
-        };
+        let (revision, stats) = (Revision(0), CopyStats::default());
+        let stored =
+            tables::StoredSubscription { id, scope, description: None, revision, node: String::new(), stats };
         Collection::new(database, stored, Arc::default())
     }
 
@@ -465,7 +494,7 @@ mod tests {
         assert_eq!(at(11).await, Ok(vec!["a@11".to_owned(), "b@4".to_owned()]));
         assert_eq!(at(10).await, Ok(vec!["a@3".to_owned(), "b@4".to_owned()]));
         assert_eq!(at(9).await, Err(()));
-        assert_eq!(collection.figures().objects, 2);
+        assert_eq!(collection.stats().objects, 2);
     }
 
     #[tokio::test]

@@ -4,10 +4,11 @@
 //! more: the API server has the last word. Nothing here is stored; `pending` and `endpoints` put the objects here again after a start.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use bytes::Bytes;
 use causeway_api::Revision;
+use causeway_daemon::sync::MutexExt;
 
 use crate::kube_object::KubeObject;
 
@@ -75,7 +76,7 @@ impl LocalObjects {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, LocalObject>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock_ignoring_poison()
     }
 }
 

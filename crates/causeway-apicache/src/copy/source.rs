@@ -194,6 +194,14 @@ impl ObjectRenderer {
         Value::Array(cells).to_string()
     }
 
+    /// Puts objects into the order of the API server's table. It sorts FlowSchemas by precedence and every other kind by key.
+    pub fn order_rows(&self, objects: &mut [KubeObject]) {
+        let name = &self.0.name;
+        if (name.group.as_str(), name.plural.as_str()) == ("flowcontrol.apiserver.k8s.io", "flowschemas") {
+            objects.sort_by_cached_key(|object| (matching_precedence(&object.body), object.key.clone()));
+        }
+    }
+
     /// Writes a whole list.
     pub fn list(
         &self,
@@ -237,5 +245,44 @@ impl ObjectRenderer {
         }
         out.extend_from_slice(b"]}");
         out
+    }
+}
+
+/// 0 when the field is absent, as in Go.
+fn matching_precedence(body: &[u8]) -> i64 {
+    let object: Value = serde_json::from_slice(body).unwrap_or_default();
+    object["spec"]["matchingPrecedence"].as_i64().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resource::ResourceName;
+
+    #[test]
+    fn rows_of_flow_schemas_are_in_the_order_of_precedence() {
+        let renderer = |group: &str, plural: &str| {
+            ObjectRenderer(Arc::new(ResourceDescription {
+                name: ResourceName::new(group, "v1beta1", plural),
+                kind: String::new(),
+                list_kind: String::new(),
+                is_namespaced: false,
+                columns: "[]".into(),
+            }))
+        };
+        let object = |name: &str, precedence: i64| KubeObject {
+            key: name.into(),
+            revision: Revision(1),
+            uid: String::new(),
+            body: format!(r#"{{"spec":{{"matchingPrecedence":{precedence}}}}}"#).into(),
+            cells: Bytes::new(),
+        };
+        let order = |renderer: ObjectRenderer| {
+            let mut objects = [object("a", 900), object("c", 100), object("b", 100)];
+            renderer.order_rows(&mut objects);
+            objects.map(|object| object.key).join(" ")
+        };
+        assert_eq!(order(renderer("flowcontrol.apiserver.k8s.io", "flowschemas")), "b c a");
+        assert_eq!(order(renderer("example.org", "flowschemas")), "a c b");
     }
 }

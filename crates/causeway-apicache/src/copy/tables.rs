@@ -110,6 +110,22 @@ pub fn open(path: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
+/// Returns true if a database file cannot be used any more: it is damaged, or has another format. A full disk, a file in use and the like
+/// pass: the file must stay.
+pub fn is_damage(error: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode;
+    // SQLite has one code for tables and columns that are missing; a value of an unexpected type has none.
+    error.sqlite_error_code().is_none_or(|code| {
+        matches!(code, ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase | ErrorCode::Unknown)
+    })
+}
+
+/// The bytes of the file that hold something.
+pub fn used_bytes(connection: &Connection) -> rusqlite::Result<u64> {
+    let number = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, u64>(0));
+    Ok((number("page_count")? - number("freelist_count")?) * number("page_size")?)
+}
+
 pub fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(Duration::from_secs(5))?;
@@ -129,16 +145,26 @@ pub struct StoredSubscription {
     pub description: Option<ResourceDescription>,
     pub revision: Revision,
     pub node: String,
-    pub figures: CopyFigures,
+    pub stats: CopyStats,
 }
 
 /// The size of a copy, and the unix seconds of its last sync.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct CopyFigures {
+pub struct CopyStats {
     pub objects: u64,
     pub bytes: u64,
     pub synced: i64,
 }
+
+impl CopyStats {
+    /// The memory that the objects have when all of them are read, with keys and cells.
+    pub fn held_bytes(&self) -> usize {
+        usize::try_from(self.bytes + self.objects * OBJECT_OVERHEAD_BYTES).unwrap_or(usize::MAX)
+    }
+}
+
+// The key, the UID and the cells of an object, and its place in a list.
+const OBJECT_OVERHEAD_BYTES: u64 = 512;
 
 pub fn subscriptions(connection: &Connection) -> rusqlite::Result<Vec<StoredSubscription>> {
     let mut statement =
@@ -158,15 +184,8 @@ pub fn subscriptions(connection: &Connection) -> rusqlite::Result<Vec<StoredSubs
         // A scope that this version cannot read is left alone; it is dropped when it was not used for long.
         let Ok(scope) = serde_json::from_str(&scope) else { continue };
         let description = serde_json::from_str(&description).ok();
-        let figures = figures(connection, id)?;
-        found.push(StoredSubscription {
-            id,
-            scope,
-            description,
-            revision: Revision(revision),
-            node,
-            figures,
-        });
+        let stats = stats(connection, id)?;
+        found.push(StoredSubscription { id, scope, description, revision: Revision(revision), node, stats });
     }
     Ok(found)
 }
@@ -186,6 +205,12 @@ pub fn drop_subscription(connection: &Connection, id: i64) -> rusqlite::Result<(
     connection.execute("DELETE FROM members WHERE subscription = ?1", [id])?;
     connection.execute("DELETE FROM staged WHERE subscription = ?1", [id])?;
     connection.execute("DELETE FROM subscriptions WHERE id = ?1", [id])?;
+    drop_unused_bodies(connection).map(drop)
+}
+
+/// Removes the part of a comparison that has come.
+pub fn drop_staged(connection: &Connection, id: i64) -> rusqlite::Result<()> {
+    connection.execute("DELETE FROM staged WHERE subscription = ?1", [id])?;
     drop_unused_bodies(connection).map(drop)
 }
 
@@ -395,13 +420,13 @@ fn revision(connection: &Connection, id: i64) -> rusqlite::Result<Revision> {
     Ok(Revision(revision.unwrap_or(0)))
 }
 
-fn figures(connection: &Connection, id: i64) -> rusqlite::Result<CopyFigures> {
+fn stats(connection: &Connection, id: i64) -> rusqlite::Result<CopyStats> {
     let query = "SELECT count(*), coalesce(sum(length(bodies.body)), 0) FROM bodies
         JOIN members ON members.body = bodies.id WHERE members.subscription = ?1";
     let (objects, bytes) = connection.query_row(query, [id], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let synced =
         connection.query_row("SELECT synced FROM subscriptions WHERE id = ?1", [id], |row| row.get(0))?;
-    Ok(CopyFigures { objects, bytes, synced })
+    Ok(CopyStats { objects, bytes, synced })
 }
 
 /// A document of the API server: its type, the time it was fetched, and its bytes.
@@ -413,6 +438,12 @@ pub fn document(connection: &Connection, key: &str) -> rusqlite::Result<Option<(
     found.optional()
 }
 
+/// The time at which a document was fetched, and its length.
+pub fn document_head(connection: &Connection, key: &str) -> rusqlite::Result<Option<(i64, usize)>> {
+    let query = "SELECT fetched, length(body) FROM documents WHERE key = ?1";
+    connection.query_row(query, [key], |row| Ok((row.get(0)?, row.get(1)?))).optional()
+}
+
 pub fn keep_document(
     connection: &Connection,
     key: &str,
@@ -421,7 +452,32 @@ pub fn keep_document(
     body: &[u8],
 ) -> rusqlite::Result<()> {
     let insert = "INSERT OR REPLACE INTO documents VALUES (?1, ?2, ?3, ?4)";
-    connection.execute(insert, params![key, content, now, body]).map(drop)
+    connection.execute(insert, params![key, content, now, body])?;
+    drop_surplus_documents(connection, key, (DOCUMENTS_MAX, DOCUMENTS_BYTES_MAX))
+}
+
+/// Drops the documents that were fetched longest ago. Callers choose the keys of documents; those of the edge itself are few and stay.
+fn drop_surplus_documents(
+    connection: &Connection,
+    newest: &str,
+    (count_max, bytes_max): (u32, u32),
+) -> rusqlite::Result<()> {
+    let surplus = "DELETE FROM documents WHERE key IN (SELECT key FROM (
+        SELECT key, SUM(length(body)) OVER newest AS bytes, ROW_NUMBER() OVER newest AS number
+        FROM documents WHERE substr(key, 1, 9) <> 'causeway/' WINDOW newest AS (ORDER BY fetched DESC, key = ?3 DESC, key))
+        WHERE bytes > ?1 OR number > ?2)";
+    connection.execute(surplus, params![bytes_max, count_max, newest]).map(drop)
+}
+
+// A cluster has a hundred groups, each with a discovery and an OpenAPI document in two or three forms.
+const DOCUMENTS_MAX: u32 = 1_000;
+const DOCUMENTS_BYTES_MAX: u32 = 96 << 20;
+
+/// Returns true if the copy has this object.
+pub fn holds(connection: &Connection, resource: &str, key: &str, uid: &str) -> rusqlite::Result<bool> {
+    let query = "SELECT EXISTS (SELECT 1 FROM members JOIN bodies ON bodies.id = members.body \
+                 WHERE bodies.resource = ?1 AND bodies.key = ?2 AND bodies.uid = ?3)";
+    connection.query_row(query, [resource, key, uid], |row| row.get(0))
 }
 
 /// The time at which the API server allowed this to the caller.
@@ -474,6 +530,49 @@ mod tests {
     use crate::resource::ResourceName;
 
     #[test]
+    fn a_full_disk_and_a_file_in_use_are_no_damage() {
+        use rusqlite::ffi;
+        let check = |code: std::ffi::c_int, expected: bool| {
+            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            assert_eq!(is_damage(&error), expected, "{error}");
+        };
+        for code in [
+            ffi::SQLITE_FULL,
+            ffi::SQLITE_IOERR,
+            ffi::SQLITE_BUSY,
+            ffi::SQLITE_CANTOPEN,
+            ffi::SQLITE_READONLY,
+            ffi::SQLITE_NOMEM,
+        ] {
+            check(code, false);
+        }
+        for code in [ffi::SQLITE_CORRUPT, ffi::SQLITE_NOTADB, ffi::SQLITE_ERROR] {
+            check(code, true);
+        }
+        assert!(is_damage(&rusqlite::Error::IntegralValueOutOfRange(0, 7)), "another format");
+    }
+
+    #[test]
+    fn documents_that_callers_ask_for_are_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let connection = open(&folder.path().join("copy.db")).unwrap();
+        let keep = |key: &str, now: i64, bytes: usize| {
+            keep_document(&connection, key, "application/json", now, &vec![7; bytes]).unwrap();
+            drop_surplus_documents(&connection, key, (5, 1_000)).unwrap();
+        };
+        let is_kept = |key: &str| document(&connection, key).unwrap().is_some();
+        keep("causeway/site", 0, 10);
+        for number in 0..=5 {
+            keep(&format!("/apis/{number}"), number, 1);
+        }
+        assert!(is_kept("causeway/site") && !is_kept("/apis/0") && is_kept("/apis/1"), "by number");
+        keep("/openapi/v2", 50, 600);
+        keep("/openapi/v2?hash=1", 50, 600);
+        assert!(is_kept("/openapi/v2?hash=1") && !is_kept("/openapi/v2") && !is_kept("/apis/5"), "by bytes");
+        assert!(is_kept("causeway/site"));
+    }
+
+    #[test]
     fn a_token_is_given_until_it_expires_or_its_pod_goes() {
         let folder = tempfile::tempdir().unwrap();
         let connection = open(&folder.path().join("copy.db")).unwrap();
@@ -499,7 +598,7 @@ mod tests {
 
     fn change(key: &str, revision: u64, deleted: bool) -> ChangeEntry {
         let body = if deleted { Bytes::new() } else { Bytes::from(format!("{key}@{revision}")) };
-        ChangeEntry { key: key.into(), uid: "u".into(), revision, deleted, body, cells: Bytes::new() }
+        ChangeEntry { key: key.into(), uid: "u".into(), revision, deleted, body, ..ChangeEntry::default() }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! A token that the cloud reviewed is remembered on disk by its keyed hash, never by itself.
 
 use std::path::Path;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use aws_lc_rs::hmac;
@@ -12,13 +13,16 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use causeway_api::Status;
 use http::header::{self, HeaderMap};
 use http::{Method, StatusCode};
+use tokio::sync::Semaphore;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::tokens::{self, ClusterFacts};
+use super::tokens::{self, AccountToken, ClusterFacts};
 use super::{LocalCaller, UserInfo};
 use crate::copy::collection::unix_now;
 use crate::copy::{CopyDatabase, tables};
+use crate::resource::ResourceName;
 use crate::server::pass::{PassError, Passthrough};
+use crate::upstream::access::rbac::expiry_of;
 use crate::upstream::passthrough::TOKEN_REVIEW_PATH;
 
 /// Answers who a caller is.
@@ -27,13 +31,21 @@ pub struct CallerAuthenticator {
     pass: Passthrough,
     pub facts: ArcSwap<ClusterFacts>,
     key: hmac::Key,
+    /// Clients that have proved nothing yet cause reviews; the link has room for other requests beside them.
+    reviews: Semaphore,
 }
 
 /// The time after which a token is reviewed again while the cloud is there.
 const REVIEW_SECONDS: i64 = 300;
+/// The same for a token whose pod is not in the copy. The API server itself believes a token for 10 s after its pod is gone.
+const BOUND_REVIEW_SECONDS: i64 = 15;
 /// The time for which a reviewed token is believed while the cloud is away.
 const REMEMBERED_SECONDS: i64 = 24 * 3_600;
 const KEY_BYTES: usize = 32;
+// Reviews that are under way at the same time. Tokens of service accounts need none, so reviews are rare.
+const REVIEWS_MAX: usize = 16;
+// The time that a review waits for its turn, the same as for an answer.
+const REVIEW_TURN: Duration = Duration::from_secs(3);
 
 impl CallerAuthenticator {
     /// Reads the key of token hashes from `folder`, and makes one when there is none.
@@ -54,7 +66,8 @@ impl CallerAuthenticator {
             }
         };
         let key = hmac::Key::new(hmac::HMAC_SHA256, &bytes);
-        Ok(CallerAuthenticator { database, pass, facts: ArcSwap::from_pointee(facts), key })
+        let reviews = Semaphore::new(REVIEWS_MAX);
+        Ok(CallerAuthenticator { database, pass, facts: ArcSwap::from_pointee(facts), key, reviews })
     }
 
     /// Returns the caller of a request, or 401.
@@ -72,15 +85,25 @@ impl CallerAuthenticator {
     }
 
     async fn user_of(&self, token: &str) -> Result<UserInfo, Status> {
+        let mut review_seconds = REVIEW_SECONDS;
         match tokens::verify(&self.facts.load(), token, unix_now()) {
-            Ok(user) => return Ok(user),
+            Ok(AccountToken { user, pod: None }) => return Ok(user),
+            Ok(AccountToken { user, pod: Some((key, uid)) }) if self.has_pod(&key, &uid).await => {
+                return Ok(user);
+            }
+            // A token ends with its pod. A pod that is not in the copy is gone, or on another node: the API server knows.
+            Ok(_) => review_seconds = BOUND_REVIEW_SECONDS,
             Err(tokens::AccountTokenError::Foreign | tokens::AccountTokenError::Audience) => {}
             Err(error) => return Err(Status::unauthorized(error)),
         }
         let hash = URL_SAFE_NO_PAD.encode(hmac::sign(&self.key, token.as_bytes()));
-        let known = self.remembered(&hash).await;
+        // A token that tells its end is not believed beyond it; the API server may still know it.
+        let has_expired = expiry_of(token).is_some_and(|end| end <= unix_now());
+        let known = self.remembered(&hash).await.filter(|_| !has_expired);
         let age = |seen: i64| unix_now() - seen;
-        if let Some((user, _)) = known.as_ref().filter(|(_, seen)| age(*seen) < REVIEW_SECONDS) {
+        // A review from the future is old: the clock was set back.
+        let is_fresh = |seen: i64| (0..review_seconds).contains(&age(seen));
+        if let Some((user, _)) = known.as_ref().filter(|(_, seen)| is_fresh(*seen)) {
             return Ok(user.clone());
         }
         match self.review(token).await {
@@ -102,6 +125,13 @@ impl CallerAuthenticator {
                 None => Err(status),
             },
         }
+    }
+
+    async fn has_pod(&self, key: &str, uid: &str) -> bool {
+        let (key, uid) = (key.to_owned(), uid.to_owned());
+        let pods = ResourceName::new("", "v1", "pods").to_string();
+        let found = self.database.read(move |connection| tables::holds(connection, &pods, &key, &uid));
+        found.await.unwrap_or(false)
     }
 
     async fn remembered(&self, hash: &str) -> Option<(UserInfo, i64)> {
@@ -126,6 +156,11 @@ impl CallerAuthenticator {
     }
 
     async fn review(&self, token: &str) -> Result<UserInfo, ReviewError> {
+        let turn = tokio::time::timeout(REVIEW_TURN, self.reviews.acquire()).await;
+        let Ok(Ok(_turn)) = turn else {
+            let full = Status::unavailable("too many tokens wait for a review by the API server", 5);
+            return Err(ReviewError::Away(full));
+        };
         let asked = self.pass.ask(Method::POST, TOKEN_REVIEW_PATH, None, token.to_owned().into()).await;
         let (code, body) = asked.map_err(|PassError(status)| ReviewError::Away(status))?;
         match code {
@@ -154,4 +189,94 @@ pub fn caller_of_certificate(der: &[u8]) -> Option<LocalCaller> {
     let name = subject.iter_common_name().next().and_then(text).filter(|name| !name.is_empty())?;
     let groups = subject.iter_organization().filter_map(text).collect();
     Some(LocalCaller::from_certificate(&name, groups))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::connector::TestCloud;
+
+    fn authenticator(folder: &Path, cloud: TestCloud) -> CallerAuthenticator {
+        let database = CopyDatabase::open(&folder.join("copy.db")).unwrap();
+        CallerAuthenticator::open(folder, database, Passthrough(Arc::new(cloud)), ClusterFacts::default())
+            .unwrap()
+    }
+
+    fn away() -> TestCloud {
+        TestCloud::new(|_, _| Box::pin(std::future::ready((503, "{}".to_owned()))))
+    }
+
+    fn token(expires: i64) -> String {
+        let claims = serde_json::json!({"sub": "ann", "exp": expires}).to_string();
+        format!("e30.{}.x", URL_SAFE_NO_PAD.encode(claims))
+    }
+
+    async fn code(authenticator: &CallerAuthenticator, token: &str) -> u16 {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
+        authenticator.caller(None, &headers).await.map_or_else(|status| status.code, |_| 200)
+    }
+
+    impl CallerAuthenticator {
+        async fn remember_at(&self, token: &str, seen: i64) {
+            let hash = URL_SAFE_NO_PAD.encode(hmac::sign(&self.key, token.as_bytes()));
+            let user =
+                serde_json::to_string(&UserInfo { username: "ann".into(), ..UserInfo::default() }).unwrap();
+            let kept = self
+                .database
+                .write(move |connection| tables::keep_caller(connection, &hash, Some(&user), seen, 0));
+            kept.await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reviewed_token_is_believed_without_the_cloud_until_it_expires() {
+        let folder = tempfile::tempdir().unwrap();
+        let authenticator = authenticator(folder.path(), away());
+        let (now, hour) = (unix_now(), 3_600);
+        for (token, seen, expected) in [
+            (token(now + hour), now - hour, 200),
+            (token(now - 1), now - hour, 401),
+            (token(now - 2), now, 401),
+            ("opaque".to_owned(), now - hour, 200),
+            ("older".to_owned(), now - REMEMBERED_SECONDS, 401),
+        ] {
+            authenticator.remember_at(&token, seen).await;
+            assert_eq!(code(&authenticator, &token).await, expected, "{token}");
+        }
+        assert_eq!(code(&authenticator, "never seen").await, 401);
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_was_set_back_makes_no_review_fresh() {
+        let folder = tempfile::tempdir().unwrap();
+        let cloud = TestCloud::new(|_, _| Box::pin(std::future::ready((401, "{}".to_owned()))));
+        let authenticator = authenticator(folder.path(), cloud);
+        authenticator.remember_at("opaque", unix_now() + 1_000_000).await;
+        assert_eq!(code(&authenticator, "opaque").await, 401, "the API server does not know it any more");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clients_without_a_credential_take_a_part_of_the_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let under_way = Arc::new(AtomicUsize::new(0));
+        let count = under_way.clone();
+        let cloud = TestCloud::new(move |_, _| {
+            count.fetch_add(1, Ordering::SeqCst);
+            Box::pin(std::future::pending())
+        });
+        let authenticator = Arc::new(authenticator(folder.path(), cloud));
+        let mut callers = tokio::task::JoinSet::new();
+        for number in 0..4 * REVIEWS_MAX {
+            let authenticator = authenticator.clone();
+            callers.spawn(async move { code(&authenticator, &format!("invented-{number}")).await });
+        }
+        for _ in 0..3 * REVIEWS_MAX {
+            assert_eq!(callers.join_next().await.unwrap().unwrap(), 401);
+        }
+        assert_eq!(under_way.load(Ordering::SeqCst), REVIEWS_MAX);
+    }
 }

@@ -1,31 +1,36 @@
-//! Decides whether a caller may read: by the answers of the API server, remembered on disk.
+//! Authorization of readers: decisions of the API server (SelfSubjectAccessReview), cached on disk.
 //!
-//! While the cloud is there, an answer is asked again after a minute. While it is away, only what was allowed is allowed,
-//! for a bounded time.
+//! While the cloud is reachable, it reports changed decisions on a stream; without that stream a decision is asked again
+//! after a minute. While the cloud is unreachable, only cached grants allow access, for a bounded time.
 
 use causeway_api::Status;
 use http::{Method, StatusCode};
-use serde_json::{Value, json};
+use serde_json::Value;
+use tokio::sync::mpsc;
 
 use super::LocalCaller;
+use super::access_stream::{AccessStream, RevokedGrant};
 use crate::copy::collection::unix_now;
 use crate::copy::{CopyDatabase, tables};
 use crate::server::pass::{PassError, Passthrough};
 use crate::upstream::access::AccessQuestion;
+use crate::upstream::access::question::REVIEWS;
 
-/// A handle; clones share the copy and the way to the cloud.
+/// A handle; clones share the cache and the connection to the cloud.
 #[derive(Clone)]
 pub struct Authorizer {
     pub database: CopyDatabase,
     pub pass: Passthrough,
+    pub stream: AccessStream,
 }
 
 const FRESH_SECONDS: i64 = 60;
-/// Up to this age a grant counts while it is being asked again.
+/// Up to this age a grant is used while it is being re-checked.
 const STALE_SECONDS: i64 = 300;
-/// The time for which a grant holds while the cloud is away.
+/// The time for which a grant is valid while the cloud is unreachable.
 const OFFLINE_SECONDS: i64 = 7 * 24 * 3_600;
-const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+/// Revoked grants that wait to be removed from the cache on disk.
+const REVOKED_QUEUE_MAX: usize = 256;
 
 impl Authorizer {
     /// Checks that the caller may do what is asked.
@@ -37,29 +42,43 @@ impl Authorizer {
         };
         let granted = granted.map_err(|error| Status::internal(causeway_api::error_chain(&error)))?;
         let age = granted.map(|granted| unix_now() - granted);
-        if age.is_some_and(|age| age < FRESH_SECONDS) {
+        // A grant from the future is old: the clock was set back.
+        let is_fresh = age.is_some_and(|age| (0..FRESH_SECONDS).contains(&age));
+        if self.stream.is_allowed(&(key.clone(), text.clone())) {
+            if !is_fresh {
+                // OFFLINE_SECONDS counts from the last confirmation: refresh it.
+                self.keep(key, text, Some(unix_now())).await;
+            }
             return Ok(());
         }
-        if age.is_some_and(|age| age < STALE_SECONDS) {
-            // The read does not wait for a link that may be dying; a lost right holds from the next read on.
+        // While the stream is open, a cached grant that is not on it is asked again.
+        if is_fresh && !self.stream.is_open() {
+            return Ok(());
+        }
+        if age.is_some_and(|age| (0..STALE_SECONDS).contains(&age)) {
+            // Answer from the cache and re-check in the background; a revocation takes effect at the next read.
             let (authorizer, caller, question) = (self.clone(), caller.clone(), question.clone());
             tokio::spawn(async move {
-                let _ = authorizer.decide(&caller, &question, (key, text), None).await;
+                let _ = authorizer.ask_and_cache(&caller, &question, (key, text), None).await;
             });
             return Ok(());
         }
-        self.decide(caller, question, (key, text), age).await
+        self.ask_and_cache(caller, question, (key, text), age).await
     }
 
-    /// Asks the API server and remembers its answer. Without an answer, a grant of this age counts.
-    async fn decide(
+    /// Asks the API server and caches its decision. Without a decision, a cached grant of this age is used.
+    async fn ask_and_cache(
         &self,
         caller: &LocalCaller,
         question: &AccessQuestion,
         (key, text): (String, String),
         age: Option<i64>,
     ) -> Result<(), Status> {
-        match self.ask(caller, question).await {
+        let asked = match self.stream.ask(caller, question, (key.clone(), text.clone())).await {
+            Some(answer) => answer,
+            None => self.post_access_review(caller, question).await,
+        };
+        match asked {
             Ok(is_allowed) => {
                 self.keep(key, text, is_allowed.then(unix_now)).await;
                 match is_allowed {
@@ -68,7 +87,7 @@ impl Authorizer {
                 }
             }
             Err(_) if age.is_some_and(|age| age < OFFLINE_SECONDS) => Ok(()),
-            // Without the cloud, only what was allowed is allowed.
+            // Without the cloud, only cached grants allow access.
             Err(status) if status.code == 503 => {
                 if self.is_implied(caller, question).await {
                     return Ok(());
@@ -79,6 +98,14 @@ impl Authorizer {
             }
             Err(status) => Err(status),
         }
+    }
+
+    /// Returns true if the API server allowed this caller the same before, within the time that counts without the cloud.
+    pub async fn was_allowed(&self, caller: &LocalCaller, question: &AccessQuestion) -> bool {
+        let (key, text) = (caller.key(), question_text(question));
+        let granted = self.database.read(move |connection| tables::grant(connection, &key, &text)).await;
+        granted.ok().flatten().is_some_and(|granted| unix_now() - granted < OFFLINE_SECONDS)
+            || self.is_implied(caller, question).await
     }
 
     /// Returns true if the caller was allowed the same for all names, or in all namespaces: rights in Kubernetes only add.
@@ -93,9 +120,28 @@ impl Authorizer {
         false
     }
 
-    /// Remembers that the API server answered a read of this caller, so it is allowed.
-    pub async fn answered(&self, caller: &LocalCaller, question: &AccessQuestion) {
+    /// Caches a grant: the API server has answered a read of this caller.
+    pub async fn record_allowed(&self, caller: &LocalCaller, question: &AccessQuestion) {
         self.keep(caller.key(), question_text(question), Some(unix_now())).await;
+    }
+
+    /// Removes a grant: the API server has refused the access.
+    pub async fn remove_grant(&self, caller: &LocalCaller, question: &AccessQuestion) {
+        self.keep(caller.key(), question_text(question), None).await;
+    }
+
+    /// Keeps the decision stream open and removes revoked grants. Runs for ever; dropping the future ends it.
+    pub async fn run_decision_stream(&self) {
+        let (revoked, mut revocations) = mpsc::channel::<RevokedGrant>(REVOKED_QUEUE_MAX);
+        let remove = async {
+            while let Some(RevokedGrant { key: (key, text), code }) = revocations.recv().await {
+                // Other codes (an expired token) keep the grant; only 403 removes it.
+                if code == 403 {
+                    self.keep(key, text, None).await;
+                }
+            }
+        };
+        tokio::join!(self.stream.run(&*self.pass.0, &revoked), remove);
     }
 
     async fn keep(&self, key: String, text: String, allowed: Option<i64>) {
@@ -104,19 +150,18 @@ impl Authorizer {
         if let Err(error) = kept.await {
             tracing::warn!(
                 error = causeway_api::error_chain(&error),
-                "cannot remember a decision of the API server"
+                "cannot cache a decision of the API server"
             );
         }
     }
 
-    async fn ask(&self, caller: &LocalCaller, question: &AccessQuestion) -> Result<bool, Status> {
-        let review = json!({
-            "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1",
-            "spec": {"resourceAttributes": {
-                "verb": question.verb, "group": question.group, "resource": question.plural,
-                "namespace": question.namespace, "name": question.name,
-            }},
-        });
+    /// Posts a SelfSubjectAccessReview of the caller to the API server.
+    async fn post_access_review(
+        &self,
+        caller: &LocalCaller,
+        question: &AccessQuestion,
+    ) -> Result<bool, Status> {
+        let review = question.review();
         let asked = self.pass.ask(Method::POST, REVIEWS, Some(caller), review.to_string().into()).await;
         let (code, body) = asked.map_err(|PassError(status)| status)?;
         match code {
@@ -130,17 +175,19 @@ impl Authorizer {
     }
 }
 
-/// The key of a question among the remembered answers.
+/// The key of a question in the cache.
 fn question_text(question: &AccessQuestion) -> String {
-    let AccessQuestion { verb, group, plural, namespace, name } = question;
-    format!("{verb} {group}/{plural} {namespace}/{name}")
+    let AccessQuestion { verb, group, plural, namespace, name, field_selector } = question;
+    let fields = if field_selector.is_empty() { String::new() } else { format!(" fields {field_selector}") };
+    format!("{verb} {group}/{plural} {namespace}/{name}{fields}")
 }
 
 /// The questions whose answer "allowed" includes this one.
 fn wider_questions(question: &AccessQuestion) -> Vec<AccessQuestion> {
-    let all_names = AccessQuestion { name: String::new(), ..question.clone() };
+    let unselected = AccessQuestion { field_selector: String::new(), ..question.clone() };
+    let all_names = AccessQuestion { name: String::new(), ..unselected.clone() };
     let everywhere = AccessQuestion { namespace: String::new(), ..all_names.clone() };
-    let mut wider = vec![all_names, everywhere];
+    let mut wider = vec![unselected, all_names, everywhere];
     wider.dedup();
     wider.retain(|wider| wider != question);
     wider
@@ -148,7 +195,7 @@ fn wider_questions(question: &AccessQuestion) -> Vec<AccessQuestion> {
 
 /// 403 in the words of the API server.
 fn forbidden(caller: &LocalCaller, question: &AccessQuestion) -> Status {
-    let AccessQuestion { verb, group, plural, namespace, name } = question;
+    let AccessQuestion { verb, group, plural, namespace, name, .. } = question;
     let resource = if group.is_empty() { plural.clone() } else { format!("{plural}.{group}") };
     let place = match namespace.as_str() {
         "" => "at the cluster scope".to_owned(),
@@ -164,7 +211,37 @@ fn forbidden(caller: &LocalCaller, question: &AccessQuestion) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::connector::TestCloud;
+
+    #[tokio::test]
+    async fn a_clock_that_was_set_back_keeps_no_lost_right() {
+        let folder = tempfile::tempdir().unwrap();
+        let answers = |code: u16, body: &'static str| {
+            TestCloud::new(move |_, _| Box::pin(std::future::ready((code, body.to_owned()))))
+        };
+        let authorizer = |cloud: TestCloud| Authorizer {
+            database: CopyDatabase::open(&folder.path().join("copy.db")).unwrap(),
+            pass: Passthrough(Arc::new(cloud)),
+            stream: AccessStream::default(),
+        };
+        let question = AccessQuestion {
+            verb: "list",
+            group: String::new(),
+            plural: "configmaps".into(),
+            namespace: String::new(),
+            name: String::new(),
+            field_selector: String::new(),
+        };
+        let caller = LocalCaller::node("n1");
+        let away = authorizer(answers(503, "{}"));
+        away.keep(caller.key(), question_text(&question), Some(unix_now() + 1_000_000)).await;
+        assert!(away.check(&caller, &question).await.is_ok(), "the site goes on without the cloud");
+        let denied = authorizer(answers(201, r#"{"status": {"allowed": false}}"#));
+        assert_eq!(denied.check(&caller, &question).await.map_err(|status| status.code), Err(403));
+    }
 
     #[test]
     fn a_right_for_all_names_or_namespaces_includes_one() {
@@ -174,7 +251,10 @@ mod tests {
             plural: "configmaps".into(),
             namespace: namespace.into(),
             name: name.into(),
+            field_selector: String::new(),
         };
+        let selected = AccessQuestion { field_selector: "a=b".into(), ..question("shop", "") };
+        assert_eq!(wider_questions(&selected), [question("shop", ""), question("", "")]);
         assert_eq!(wider_questions(&question("shop", "a")), [question("shop", ""), question("", "")]);
         assert_eq!(wider_questions(&question("shop", "")), [question("", "")]);
         assert_eq!(wider_questions(&question("", "n1")), [question("", "")]);

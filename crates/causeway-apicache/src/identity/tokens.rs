@@ -19,7 +19,25 @@ pub struct ClusterFacts {
     pub keys: Option<Vec<Value>>,
     /// PEM of the CA that signs client certificates.
     pub client_ca: Option<String>,
-    pub pins: Vec<crate::resource::SubscriptionScope>,
+    /// The scopes that the operator pinned for the site; `None` when the cloud could not tell.
+    pub pins: Option<Vec<crate::resource::SubscriptionScope>>,
+}
+
+impl ClusterFacts {
+    /// Takes known facts where the cloud told none: it cannot read them while the API server is away, and callers are
+    /// authenticated by what was known.
+    pub fn or_known(mut self, known: &ClusterFacts) -> ClusterFacts {
+        self.issuer = self.issuer.or_else(|| known.issuer.clone());
+        self.keys = self.keys.or_else(|| known.keys.clone());
+        self.client_ca = self.client_ca.or_else(|| known.client_ca.clone());
+        self.pins = self.pins.or_else(|| known.pins.clone());
+        self
+    }
+
+    /// The pinned scopes.
+    pub fn pins(&self) -> &[crate::resource::SubscriptionScope] {
+        self.pins.as_deref().unwrap_or_default()
+    }
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,8 +74,16 @@ struct Claims {
     kubernetes: Value,
 }
 
-/// Verifies a token at `now` (unix seconds).
-pub fn verify(facts: &ClusterFacts, token: &str, now: i64) -> Result<UserInfo, AccountTokenError> {
+/// A verified token.
+#[derive(PartialEq, Eq, Debug)]
+pub struct AccountToken {
+    pub user: UserInfo,
+    /// The pod that the token is bound to: `NAMESPACE/NAME` and UID. The token ends with it.
+    pub pod: Option<(String, String)>,
+}
+
+/// Verifies a token at `now` (unix seconds). The caller looks whether its pod is there.
+pub fn verify(facts: &ClusterFacts, token: &str, now: i64) -> Result<AccountToken, AccountTokenError> {
     let mut parts = token.split('.');
     let (Some(head), Some(claims), Some(sealed), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())
@@ -94,7 +120,14 @@ pub fn verify(facts: &ClusterFacts, token: &str, now: i64) -> Result<UserInfo, A
     if !audiences.contains(&issuer) {
         return Err(AccountTokenError::Audience);
     }
-    service_account(&content).ok_or(AccountTokenError::Foreign)
+    let user = service_account(&content).ok_or(AccountTokenError::Foreign)?;
+    Ok(AccountToken { user, pod: bound_pod(&content) })
+}
+
+fn bound_pod(claims: &Claims) -> Option<(String, String)> {
+    let pod = claims.kubernetes.get("pod")?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Some((format!("{}/{}", text(&claims.kubernetes["namespace"]), text(&pod["name"])), text(&pod["uid"])))
 }
 
 /// The time at which a token expires (unix seconds), as the token itself says; the signature is not looked at. `None`: no such token.
@@ -152,6 +185,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn facts_that_the_cloud_cannot_read_stay_as_they_were() {
+        let known = ClusterFacts {
+            issuer: Some("cluster".into()),
+            client_ca: Some("pem".into()),
+            ..Default::default()
+        };
+        let told = ClusterFacts { client_ca: Some("new".into()), ..Default::default() };
+        let facts = told.or_known(&known);
+        assert_eq!((facts.issuer.as_deref(), facts.client_ca.as_deref()), (Some("cluster"), Some("new")));
+    }
+
+    #[test]
     fn a_token_is_valid_for_its_account_audience_and_time_only() {
         let random = SystemRandom::new();
         let document = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).unwrap();
@@ -175,7 +220,8 @@ mod tests {
             format!("{message}.{}", text(sealed.as_ref()))
         };
         let good = token("k", &claims);
-        let user = verify(&facts, &good, 500).unwrap();
+        let AccountToken { user, pod } = verify(&facts, &good, 500).unwrap();
+        assert_eq!(pod, None);
         assert_eq!((user.username.as_str(), user.uid.as_str()), ("system:serviceaccount:shop:till", "u"));
         let check = |token: &str, now: i64, expected: AccountTokenError| {
             assert_eq!(verify(&facts, token, now), Err(expected), "{token}")
@@ -191,6 +237,10 @@ mod tests {
             changed[name] = value;
             token("k", &changed)
         };
+        let mut bound = claims["kubernetes.io"].clone();
+        bound["pod"] = json!({"name": "box", "uid": "p"});
+        let bound = verify(&facts, &with("kubernetes.io", bound), 500).unwrap();
+        assert_eq!(bound.pod, Some(("shop/box".into(), "p".into())));
         check(&with("iss", json!("https://other")), 500, AccountTokenError::Foreign);
         check(&with("aud", json!(["vault"])), 500, AccountTokenError::Audience);
         check(&with("exp", json!(null)), 500, AccountTokenError::Expired);

@@ -7,13 +7,16 @@ use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
+use causeway_daemon::sync::MutexExt;
 use rusqlite::{Connection, params};
 use tokio::sync::watch;
 
+use super::identity::is_usable;
 use crate::copy::CopyError;
+use crate::copy::tables::is_damage;
 use crate::resource::ResourceName;
 
 /// The kind of a pending write.
@@ -25,12 +28,15 @@ pub enum PendingKind {
     Event,
     /// A change of an event.
     EventPatch,
+    /// An object of a resource that the operator lists. Without a base it is new, without a body it is deleted.
+    Object,
 }
 
-const KINDS: [(PendingKind, &str); 3] = [
+const KINDS: [(PendingKind, &str); 4] = [
     (PendingKind::Status, "status"),
     (PendingKind::Event, "event"),
     (PendingKind::EventPatch, "event-patch"),
+    (PendingKind::Object, "object"),
 ];
 
 impl PendingKind {
@@ -44,12 +50,12 @@ impl PendingKind {
 }
 
 /// One write that waits for the API server.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct PendingWrite {
     /// Rises with each write; 0 for one that is not in the log yet.
     pub sequence: i64,
     pub kind: PendingKind,
-    /// The node in whose name it was written.
+    /// The node in whose name it was written; empty for other callers.
     pub node: String,
     pub resource: ResourceName,
     /// `NAMESPACE/NAME` or `NAME`.
@@ -63,6 +69,18 @@ pub struct PendingWrite {
     pub base: Bytes,
     /// Unix seconds.
     pub at: i64,
+    /// An object: the key of the caller (`LocalCaller::key`).
+    pub caller: String,
+    /// An object: the token of a caller that is no node, until it expires.
+    pub token: String,
+}
+
+/// Without the token and the object, which may be a secret.
+impl std::fmt::Debug for PendingWrite {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let PendingWrite { sequence, kind, resource, key, .. } = self;
+        write!(formatter, "PendingWrite({sequence} {kind:?} {resource} {key})")
+    }
 }
 
 /// A handle; clones share the log.
@@ -75,6 +93,17 @@ struct SharedLog {
     writes: Mutex<BTreeMap<(PendingKind, String), PendingWrite>>,
     /// Changes with every write; counts nothing.
     changed: watch::Sender<u64>,
+    /// The sequence of the write that is under way to the API server.
+    sending: Mutex<Option<i64>>,
+}
+
+/// A write that is under way; dropping it ends that.
+pub struct SendingWrite(Arc<SharedLog>);
+
+impl Drop for SendingWrite {
+    fn drop(&mut self) {
+        *self.0.sending.lock_ignoring_poison() = None;
+    }
 }
 
 const TABLES: &str = "
@@ -89,24 +118,48 @@ CREATE TABLE IF NOT EXISTS writes (
     body     BLOB NOT NULL,
     base     BLOB NOT NULL,
     at       INTEGER NOT NULL,
+    caller   TEXT NOT NULL DEFAULT '',
+    token    TEXT NOT NULL DEFAULT '',
     UNIQUE (kind, path)
 );
 ";
+// Columns that a log of an earlier version lacks.
+const COLUMNS: [&str; 2] = [
+    "ALTER TABLE writes ADD COLUMN caller TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE writes ADD COLUMN token TEXT NOT NULL DEFAULT ''",
+];
 /// Events beyond this number push out the oldest ones: the API server itself keeps them for an hour.
 pub const EVENTS_MAX: usize = 1_000;
+/// Writes of listed resources; further ones are refused, so that none is lost.
+pub const OBJECTS_MAX: usize = 1_000;
+const OBJECTS_BYTES_MAX: usize = 64 << 20;
+
+// One caller takes a quarter of the log at most, so that it keeps no other caller out.
+const CALLER_SHARE: usize = 4;
+
+/// Decides whether the log takes another write of a listed resource.
+pub fn has_room(writes: &[PendingWrite], caller: &str, bytes: usize) -> bool {
+    let objects = || writes.iter().filter(|write| write.kind == PendingKind::Object);
+    let own = || objects().filter(|write| write.caller == caller);
+    let size = |write: &PendingWrite| write.body.len() + write.base.len();
+    let (held, own_held): (usize, usize) = (objects().map(size).sum(), own().map(size).sum());
+    objects().count() < OBJECTS_MAX
+        && held + bytes <= OBJECTS_BYTES_MAX
+        && own().count() < OBJECTS_MAX / CALLER_SHARE
+        && own_held + bytes <= OBJECTS_BYTES_MAX / CALLER_SHARE
+}
 
 impl PendingLog {
     pub fn open(path: &Path) -> Result<PendingLog, CopyError> {
         let opened = match read(path) {
             Ok(opened) => opened,
+            // A full disk and the like pass. The writes stay where they are.
+            Err(error) if !is_damage(&error) => return Err(error.into()),
             Err(error) => {
                 let aside = PathBuf::from(format!("{}.damaged", path.display()));
                 tracing::warn!(%error, aside = %aside.display(),
                     "the log of pending writes cannot be read; it is put aside and a new one begins");
-                std::fs::rename(path, &aside)?;
-                for ending in ["-wal", "-shm"] {
-                    let _ = std::fs::remove_file(format!("{}{ending}", path.display()));
-                }
+                put_aside(path, &aside)?;
                 read(path)?
             }
         };
@@ -116,6 +169,7 @@ impl PendingLog {
             connection: Mutex::new(connection),
             writes: Mutex::new(writes),
             changed: watch::Sender::new(0),
+            sending: Mutex::new(None),
         };
         Ok(PendingLog(Arc::new(shared)))
     }
@@ -147,17 +201,35 @@ impl PendingLog {
     /// Takes a write in, in place of an earlier one of the same kind and path. On disk when it returns. Returns the events that were
     /// pushed out.
     pub async fn append(&self, write: PendingWrite) -> Result<Vec<PendingWrite>, CopyError> {
+        Ok(self.put(write, None).await?.unwrap_or_default())
+    }
+
+    /// As `append`, if the write that waits is still the one with the sequence `after` (0: none), and is not under way to the API
+    /// server. Returns false otherwise: `write` was made from another state.
+    pub async fn append_after(&self, after: i64, write: PendingWrite) -> Result<bool, CopyError> {
+        Ok(self.put(write, Some(after)).await?.is_some())
+    }
+
+    async fn put(
+        &self,
+        write: PendingWrite,
+        after: Option<i64>,
+    ) -> Result<Option<Vec<PendingWrite>>, CopyError> {
         let shared = self.0.clone();
         let done = tokio::task::spawn_blocking(move || {
             let mut write = write;
-            let mut connection = shared.connection.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut connection = shared.connection.lock_ignoring_poison();
+            if after.is_some_and(|after| !shared.is_at_rest(after, &(write.kind, write.path.clone()))) {
+                return Ok(None);
+            }
             let transaction = connection.transaction()?;
             transaction.execute(
                 "DELETE FROM writes WHERE kind = ?1 AND path = ?2",
                 [write.kind.as_str(), &write.path],
             )?;
             transaction.execute(
-                "INSERT INTO writes (kind, node, resource, key, path, content, body, base, at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                "INSERT INTO writes (kind, node, resource, key, path, content, body, base, at, caller, token) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
                 params![
                     write.kind.as_str(),
                     write.node,
@@ -167,61 +239,150 @@ impl PendingLog {
                     write.content_type,
                     &write.body[..],
                     &write.base[..],
-                    write.at
+                    write.at,
+                    write.caller,
+                    write.token
                 ],
             )?;
             write.sequence = transaction.last_insert_rowid();
             let pushed_out = {
-                let held = shared.writes.lock().unwrap_or_else(PoisonError::into_inner);
+                let held = shared.writes.lock_ignoring_poison();
                 surplus(&held)
             };
             for out in &pushed_out {
                 transaction.execute("DELETE FROM writes WHERE sequence = ?1", [out.sequence])?;
             }
             transaction.commit()?;
-            let mut held = shared.writes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut held = shared.writes.lock_ignoring_poison();
             for out in &pushed_out {
                 held.remove(&(out.kind, out.path.clone()));
             }
             held.insert((write.kind, write.path.clone()), write);
-            Ok::<_, CopyError>(pushed_out)
+            Ok::<_, CopyError>(Some(pushed_out))
         });
         let pushed_out = done.await.map_err(|_| CopyError::Ended)??;
         self.0.changed.send_modify(|count| *count += 1);
         Ok(pushed_out)
     }
 
-    /// Removes a write that was sent or dropped; one that replaced it meanwhile stays.
-    pub async fn remove(&self, write: &PendingWrite) -> Result<(), CopyError> {
+    /// Marks a write as under way to the API server. `None`: it was replaced or removed since it was read.
+    pub async fn begin_sending(&self, write: &PendingWrite) -> Result<Option<SendingWrite>, CopyError> {
         let (shared, sequence, key) = (self.0.clone(), write.sequence, (write.kind, write.path.clone()));
         let done = tokio::task::spawn_blocking(move || {
-            let connection = shared.connection.lock().unwrap_or_else(PoisonError::into_inner);
+            // No write is put or removed meanwhile.
+            let _connection = shared.connection.lock_ignoring_poison();
+            if !shared.is_at_rest(sequence, &key) {
+                return None;
+            }
+            *shared.sending.lock_ignoring_poison() = Some(sequence);
+            Some(SendingWrite(shared.clone()))
+        });
+        done.await.map_err(|_| CopyError::Ended)
+    }
+
+    /// Removes a write that was sent or dropped; one that replaced it meanwhile stays.
+    pub async fn remove(&self, write: &PendingWrite) -> Result<(), CopyError> {
+        self.take_out(write, false).await.map(drop)
+    }
+
+    /// Removes a write that its caller takes back. Returns false when it was replaced, sent, or is under way to the API server.
+    pub async fn remove_unsent(&self, write: &PendingWrite) -> Result<bool, CopyError> {
+        self.take_out(write, true).await
+    }
+
+    async fn take_out(&self, write: &PendingWrite, is_taken_back: bool) -> Result<bool, CopyError> {
+        let (shared, sequence, key) = (self.0.clone(), write.sequence, (write.kind, write.path.clone()));
+        let has_token = !write.token.is_empty();
+        let done = tokio::task::spawn_blocking(move || {
+            let connection = shared.connection.lock_ignoring_poison();
+            if is_taken_back && !shared.is_at_rest(sequence, &key) {
+                return Ok(false);
+            }
             connection.execute("DELETE FROM writes WHERE sequence = ?1", [sequence])?;
-            let mut held = shared.writes.lock().unwrap_or_else(PoisonError::into_inner);
+            if has_token {
+                empty_journal(&connection)?;
+            }
+            let mut held = shared.writes.lock_ignoring_poison();
             if held.get(&key).is_some_and(|held| held.sequence == sequence) {
                 held.remove(&key);
             }
+            Ok::<_, CopyError>(true)
+        });
+        let is_removed = done.await.map_err(|_| CopyError::Ended)??;
+        self.0.changed.send_modify(|count| *count += 1);
+        Ok(is_removed)
+    }
+
+    /// Erases tokens that have expired, from disk too.
+    pub async fn erase_expired_tokens(&self, now: i64) -> Result<(), CopyError> {
+        let is_expired =
+            |write: &PendingWrite| !write.token.is_empty() && !is_usable(&write.token, write.at, now);
+        let expired: Vec<i64> =
+            self.lock().values().filter(|write| is_expired(write)).map(|write| write.sequence).collect();
+        if expired.is_empty() {
+            return Ok(());
+        }
+        let shared = self.0.clone();
+        let done = tokio::task::spawn_blocking(move || {
+            let connection = shared.connection.lock_ignoring_poison();
+            for sequence in &expired {
+                connection.execute("UPDATE writes SET token = '' WHERE sequence = ?1", [sequence])?;
+            }
+            empty_journal(&connection)?;
+            let mut held = shared.writes.lock_ignoring_poison();
+            held.values_mut()
+                .filter(|write| expired.contains(&write.sequence))
+                .for_each(|write| write.token.clear());
             Ok::<_, CopyError>(())
         });
-        done.await.map_err(|_| CopyError::Ended)??;
-        self.0.changed.send_modify(|count| *count += 1);
-        Ok(())
+        done.await.map_err(|_| CopyError::Ended)?
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<(PendingKind, String), PendingWrite>> {
-        self.0.writes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.writes.lock_ignoring_poison()
+    }
+}
+
+impl SharedLog {
+    /// Returns true if the write of this sequence (0: none) waits under `key`, and is not under way. Its caller holds the connection.
+    fn is_at_rest(&self, sequence: i64, key: &(PendingKind, String)) -> bool {
+        let waiting = self.writes.lock_ignoring_poison().get(key).map_or(0, |held| held.sequence);
+        waiting == sequence && *self.sending.lock_ignoring_poison() != Some(sequence)
     }
 }
 
 /// The oldest events, when there are too many.
 fn surplus(held: &BTreeMap<(PendingKind, String), PendingWrite>) -> Vec<PendingWrite> {
-    let mut events: Vec<&PendingWrite> =
-        held.values().filter(|write| write.kind != PendingKind::Status).collect();
+    let mut events: Vec<&PendingWrite> = held
+        .values()
+        .filter(|write| matches!(write.kind, PendingKind::Event | PendingKind::EventPatch))
+        .collect();
     if events.len() < EVENTS_MAX {
         return Vec::new();
     }
     events.sort_by_key(|write| write.sequence);
     events[..=events.len() - EVENTS_MAX].iter().map(|write| (*write).clone()).collect()
+}
+
+/// Writes the journal into the database and truncates it: pages of before would keep erased tokens.
+fn empty_journal(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+}
+
+/// Renames the database and its journal, which may have the newest writes. SQLite looks for the journal under the name of its database.
+fn put_aside(path: &Path, aside: &Path) -> std::io::Result<()> {
+    std::fs::rename(path, aside)?;
+    let with = |path: &Path, ending: &str| PathBuf::from(format!("{}{ending}", path.display()));
+    // Made anew from the journal.
+    let _ = std::fs::remove_file(with(path, "-shm"));
+    match std::fs::rename(with(path, "-wal"), with(aside, "-wal")) {
+        // The journal of an earlier damaged file does not belong to this one.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let _ = std::fs::remove_file(with(aside, "-wal"));
+            Ok(())
+        }
+        other => other,
+    }
 }
 
 fn read(path: &Path) -> rusqlite::Result<(Connection, Vec<PendingWrite>)> {
@@ -231,9 +392,16 @@ fn read(path: &Path) -> rusqlite::Result<(Connection, Vec<PendingWrite>)> {
     connection.pragma_update(None, "journal_mode", "WAL")?;
     // An answered write survives a power loss.
     connection.pragma_update(None, "synchronous", "FULL")?;
+    // An erased token leaves no bytes in the file.
+    connection.pragma_update(None, "secure_delete", "ON")?;
     connection.execute_batch(TABLES)?;
+    let has_token = connection.prepare("SELECT token FROM writes LIMIT 0").is_ok();
+    if !has_token {
+        // Together: a log with one of the columns would be taken for a damaged one.
+        connection.execute_batch(&format!("BEGIN; {}; {}; COMMIT", COLUMNS[0], COLUMNS[1]))?;
+    }
     let mut statement = connection.prepare(
-        "SELECT sequence, kind, node, resource, key, path, content, body, base, at FROM writes ORDER BY sequence",
+        "SELECT sequence, kind, node, resource, key, path, content, body, base, at, caller, token FROM writes ORDER BY sequence",
     )?;
     let rows = statement.query_map([], |row| {
         let bytes = |column| Ok::<_, rusqlite::Error>(Bytes::from(row.get::<_, Vec<u8>>(column)?));
@@ -253,6 +421,8 @@ fn read(path: &Path) -> rusqlite::Result<(Connection, Vec<PendingWrite>)> {
             body: bytes(7)?,
             base: bytes(8)?,
             at: row.get(9)?,
+            caller: row.get(10)?,
+            token: row.get(11)?,
         }))
     })?;
     let writes = rows.collect::<rusqlite::Result<Vec<_>>>()?.into_iter().flatten().collect();
@@ -276,6 +446,8 @@ mod tests {
             body: Bytes::from(body.to_owned()),
             base: Bytes::from_static(b"{}"),
             at: 7,
+            caller: String::new(),
+            token: String::new(),
         }
     }
 
@@ -324,5 +496,104 @@ mod tests {
         held.extend([event(EVENTS_MAX)]);
         let out = surplus(&held);
         assert_eq!(out.iter().map(|write| write.key.as_str()).collect::<Vec<_>>(), ["default/e1"]);
+    }
+
+    #[tokio::test]
+    async fn a_log_that_cannot_be_opened_now_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pending.db");
+        // SQLite reports this as it reports a full disk at the start: the file cannot be opened.
+        std::fs::create_dir(&path).unwrap();
+        assert!(PendingLog::open(&path).is_err());
+        assert!(path.exists() && !folder.path().join("pending.db.damaged").exists());
+    }
+
+    #[test]
+    fn a_damaged_log_is_put_aside_with_its_journal() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| folder.path().join(name);
+        let (path, aside) = (file("pending.db"), file("pending.db.damaged"));
+        // After kill -9 the newest writes are in the journal alone.
+        std::fs::write(&path, b"first").unwrap();
+        std::fs::write(file("pending.db-wal"), b"journal").unwrap();
+        put_aside(&path, &aside).unwrap();
+        assert!(!path.exists() && !file("pending.db-wal").exists());
+        assert_eq!(std::fs::read(file("pending.db.damaged-wal")).unwrap(), b"journal");
+        // The next damaged file has no journal, and does not get that one.
+        std::fs::write(&path, b"second").unwrap();
+        put_aside(&path, &aside).unwrap();
+        assert_eq!(std::fs::read(&aside).unwrap(), b"second");
+        assert!(!file("pending.db.damaged-wal").exists());
+    }
+
+    #[tokio::test]
+    async fn a_write_is_made_from_the_newest_state_and_not_while_that_is_under_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = PendingLog::open(&folder.path().join("pending.db")).unwrap();
+        let object = |body: &str| write(PendingKind::Object, "o", body);
+        assert!(log.append_after(0, object("1")).await.unwrap());
+        let first = log.all()[0].clone();
+        assert!(!log.append_after(0, object("2")).await.unwrap(), "made from no write");
+        assert!(log.append_after(first.sequence, object("2")).await.unwrap());
+        assert!(log.begin_sending(&first).await.unwrap().is_none(), "it was replaced");
+        assert!(!log.remove_unsent(&first).await.unwrap());
+        let second = log.all()[0].clone();
+        let sending = log.begin_sending(&second).await.unwrap().expect("it waits");
+        assert!(!log.append_after(second.sequence, object("3")).await.unwrap());
+        assert!(!log.remove_unsent(&second).await.unwrap());
+        drop(sending);
+        assert!(log.remove_unsent(&second).await.unwrap() && log.is_empty());
+    }
+
+    #[tokio::test]
+    async fn tokens_are_erased_when_they_expire_and_an_older_log_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pending.db");
+        let old = Connection::open(&path).unwrap();
+        let table = TABLES
+            .replace("    caller   TEXT NOT NULL DEFAULT '',\n    token    TEXT NOT NULL DEFAULT '',\n", "");
+        old.execute_batch(&table).unwrap();
+        let row = "INSERT INTO writes (kind, node, resource, key, path, content, body, base, at) \
+                   VALUES ('status', 'n1', 'v1/pods', 'a', '/a', '', x'', x'', 1)";
+        old.execute(row, []).unwrap();
+        drop(old);
+        let log = PendingLog::open(&path).unwrap();
+        assert_eq!(log.len(), 1, "the write of an earlier version");
+        let secret = "an-opaque-token-of-a-caller";
+        let kept = PendingWrite { token: secret.into(), at: 100, ..write(PendingKind::Object, "o", "{}") };
+        log.append(kept).await.unwrap();
+        let token = |log: &PendingLog| log.all().last().unwrap().token.clone();
+        log.erase_expired_tokens(200).await.unwrap();
+        assert_eq!(token(&log), secret);
+        log.erase_expired_tokens(100 + 24 * 3_600).await.unwrap();
+        assert_eq!(token(&log), "");
+        drop(log);
+        assert_eq!(token(&PendingLog::open(&path).unwrap()), "");
+    }
+
+    #[test]
+    fn writes_of_listed_resources_are_bounded_and_push_out_nothing() {
+        let object = |bytes: usize| PendingWrite {
+            body: Bytes::from(vec![b'x'; bytes]),
+            ..write(PendingKind::Object, "o", "")
+        };
+        assert!(
+            has_room(&vec![object(1); OBJECTS_MAX - 1], "a", 1)
+                && !has_room(&vec![object(1); OBJECTS_MAX], "a", 1)
+        );
+        assert!(
+            !has_room(&[object(OBJECTS_BYTES_MAX)], "a", 1)
+                && has_room(&[write(PendingKind::Event, "e", "x")], "a", 1)
+        );
+        let own = |bytes: usize| PendingWrite { caller: "a".into(), ..object(bytes) };
+        let share = vec![own(1); OBJECTS_MAX / CALLER_SHARE];
+        assert!(!has_room(&share, "a", 1) && has_room(&share, "b", 1), "the share of one caller");
+        let large = [own(OBJECTS_BYTES_MAX / CALLER_SHARE)];
+        assert!(!has_room(&large, "a", 1) && has_room(&large, "b", 1));
+        let numbered = |number: i64| {
+            let write = PendingWrite { sequence: number, path: number.to_string(), ..object(1) };
+            ((write.kind, write.path.clone()), write)
+        };
+        assert_eq!(surplus(&(0..2_000).map(numbered).collect()), []);
     }
 }

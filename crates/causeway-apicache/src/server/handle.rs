@@ -14,23 +14,29 @@ use hyper::body::Incoming;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::offline;
+use super::caller_limits::{CallerLimits, LimitedCaller};
+use super::connections::OpenConnection;
+use super::documents::{self, DOCUMENT_BYTES_MAX, KeptDocument};
 use super::pass::{PassError, Passthrough};
 use super::read::{self, LocalRead, PageToken, ReadRefusal};
 use super::respond::{self, ApiBody};
 use super::written::WrittenRevisions;
-use crate::copy::collection::{Collection, unix_now};
+use super::{offline, offline_objects};
+use crate::copy::collection::Collection;
 use crate::copy::source::ObjectRenderer;
-use crate::copy::{CopyDatabase, tables};
+use crate::copy::{CopyDatabase, CopyError};
 use crate::identity::LocalCaller;
 use crate::identity::authenticate::CallerAuthenticator;
 use crate::identity::authorize::Authorizer;
 use crate::kube_object;
+use crate::pending::identity::CallerTokens;
 use crate::pending::log::PendingLog;
 use crate::pending::replay::ReplayReport;
 use crate::protobuf::{self, BodyEncoding};
+use crate::request_counts::{self, CountedRequest, RequestCounts};
 use crate::resource::{ResourceName, SubscriptionScope};
-use crate::subscriptions::Subscriptions;
+use crate::subscriptions::{Subscriptions, full_status};
+use crate::traffic::LinkTraffic;
 use crate::upstream::access::AccessQuestion;
 
 /// Everything that requests use.
@@ -44,6 +50,12 @@ pub struct RequestContext {
     pub pending: PendingLog,
     pub replayed: Arc<ReplayReport>,
     pub readiness: Arc<ArcSwap<Value>>,
+    pub traffic: LinkTraffic,
+    pub requests: RequestCounts,
+    pub limits: CallerLimits,
+    /// Resources that any caller may write without the cloud.
+    pub offline_writes: Vec<ResourceName>,
+    pub tokens: Arc<CallerTokens>,
     pub stop: CancellationToken,
 }
 
@@ -53,15 +65,10 @@ const FIRST_COPY: Duration = Duration::from_secs(10);
 const CATCH_UP: Duration = Duration::from_secs(1);
 /// The time that a caller's read waits for its own write.
 const OWN_WRITE: Duration = Duration::from_secs(1);
-/// The age up to which a kept document is given while the cloud is there.
-const DOCUMENT_SECONDS: i64 = 60;
-/// OpenAPI documents have a few MiB.
-const DOCUMENT_BYTES_MAX: usize = 32 << 20;
-
 /// Answers one request. `certified` is the user of the client's certificate, which the handshake has verified.
 pub async fn handle(
     context: Arc<RequestContext>,
-    certified: Option<LocalCaller>,
+    (certified, open): (Option<LocalCaller>, &OpenConnection),
     request: Request<Incoming>,
 ) -> Response<ApiBody> {
     let context = &*context;
@@ -72,12 +79,28 @@ pub async fn handle(
         Ok(caller) => caller,
         Err(status) => return respond::refusal(&status),
     };
+    if !open.prove(&caller.user.username) {
+        let full = "this caller has too many connections to the API at the edge";
+        return respond::refusal(&Status::too_many_requests(full, 5));
+    }
+    if impersonates(request.headers()) {
+        return impersonated(context, &caller, request).await;
+    }
     let path = request.uri().path().to_owned();
     let segments: Vec<String> =
         path.split('/').filter(|segment| !segment.is_empty()).map(|segment| decode(segment, false)).collect();
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    if segments.first() == Some(&".causeway") {
+        // Paths between edge and cloud, which are no part of the Kubernetes API.
+        return respond::refusal(&Status::forbidden(
+            &caller.user.username,
+            "use this path",
+            "it is internal to Causeway",
+        ));
+    }
     let is_get = request.method() == Method::GET;
     let parsed = ResourcePath::parse(&segments);
+    context.requests.count(labels(&caller, &request, parsed.as_ref()));
     if let Some(resource) = &parsed
         && is_plain(&segments)
         && let Some(node) = caller.node_name()
@@ -85,11 +108,28 @@ pub async fn handle(
     {
         return offline::write(context, &caller, (node, kind), request, resource).await;
     }
+    if !context.offline_writes.is_empty() {
+        context.tokens.note(&caller);
+        if let Some(resource) = &parsed
+            && is_plain(&segments)
+            && offline_objects::is_listed(
+                &context.offline_writes,
+                request.method(),
+                resource,
+                request.uri().query(),
+            )
+        {
+            return offline_objects::write(context, &caller, request, resource).await;
+        }
+    }
     match parsed {
         Some(resource) if is_get && resource.subresource.is_none() && is_plain(&segments) => {
             read(context, &caller, request, &resource).await
         }
-        None if is_get && is_document(&segments) => document(context, &caller, request).await,
+        None if is_get => match wanted_document(&segments, &request) {
+            Some(wanted) => documents::answer(context, &caller, &wanted, request).await,
+            None => pass(context, &caller, request).await,
+        },
         Some(resource)
             if is_write(request.method()) && resource.subresource.is_none_or(|name| name == "status") =>
         {
@@ -101,20 +141,55 @@ pub async fn handle(
     }
 }
 
+fn wanted_document(segments: &[&str], request: &Request<Incoming>) -> Option<KeptDocument> {
+    let accept = request.headers().get(header::ACCEPT).map(HeaderValue::to_str);
+    KeptDocument::of(segments, request.uri().query(), accept.transpose().ok()?)
+}
+
+/// Returns true if a request asks for the rights of another user. The rights of the caller say nothing about it.
+fn impersonates(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| name.as_str().starts_with("impersonate-"))
+}
+
+/// Answers a request in the name of another user: the API server decides whether the caller may act as that user. Nothing is answered from
+/// the copy, and nothing is learnt about the caller's own rights.
+async fn impersonated(
+    context: &RequestContext,
+    caller: &LocalCaller,
+    request: Request<Incoming>,
+) -> Response<ApiBody> {
+    match caller.node_name() {
+        // The cloud impersonates the node already.
+        Some(_) => respond::refusal(&Status::forbidden(
+            &caller.user.username,
+            "impersonate another user",
+            "a node acts under its own name at a site",
+        )),
+        None => pass(context, caller, request).await,
+    }
+}
+
+/// The labels of a request in metrics. Discovery and unknown paths have no resource.
+fn labels(
+    caller: &LocalCaller,
+    request: &Request<Incoming>,
+    path: Option<&ResourcePath<'_>>,
+) -> CountedRequest {
+    let is_watch = QueryParameters::parse(request.uri().query()).flag("watch").unwrap_or(false);
+    let resource = path.map_or_else(String::new, |path| {
+        ResourceName::new(path.group, path.version, path.plural).to_string()
+    });
+    let has_name = path.is_none_or(|path| path.name.is_some());
+    let verb = request_counts::verb(request.method(), is_watch, has_name);
+    CountedRequest { caller: caller.user.username.clone(), verb, resource }
+}
+
 /// Returns true if no segment can be read in two ways. Such a path is left to the API server.
 fn is_plain(segments: &[&str]) -> bool {
     segments.iter().all(|segment| !segment.contains(['/', '\\', '\0']) && !matches!(*segment, "." | ".."))
 }
 
-/// Discovery, OpenAPI and version: the same for every caller.
-fn is_document(segments: &[&str]) -> bool {
-    matches!(
-        segments,
-        ["api"] | ["apis"] | ["version"] | ["api", _] | ["apis", _] | ["apis", _, _] | ["openapi", ..]
-    )
-}
-
-async fn pass(
+pub(super) async fn pass(
     context: &RequestContext,
     caller: &LocalCaller,
     request: Request<Incoming>,
@@ -156,70 +231,6 @@ pub(super) async fn note_write(
     Response::from_parts(head, super::pass::full(body))
 }
 
-/// A document from the API server, kept whole for the time without it.
-async fn document(
-    context: &RequestContext,
-    caller: &LocalCaller,
-    request: Request<Incoming>,
-) -> Response<ApiBody> {
-    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-    let accept =
-        request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let key = format!("{path}\n{accept}");
-    let find = key.clone();
-    let kept =
-        context.database.read(move |connection| tables::document(connection, &find)).await.ok().flatten();
-    let give = |(content, _, body): (String, i64, bytes::Bytes)| {
-        let content =
-            HeaderValue::try_from(content).unwrap_or_else(|_| HeaderValue::from_static("application/json"));
-        respond::whole(StatusCode::OK, content, body)
-    };
-    if let Some(kept) = kept.clone().filter(|(_, fetched, _)| unix_now() - fetched < DOCUMENT_SECONDS) {
-        return give(kept);
-    }
-    let mut request = request;
-    // The kept form is the plain one; a client's own cache and compression do not matter on loopback.
-    for name in [header::ACCEPT_ENCODING, header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE] {
-        request.headers_mut().remove(name);
-    }
-    let passed = context.pass.forward(request, caller).await;
-    match (passed, kept) {
-        (Ok(response), kept) if response.status().is_server_error() && kept.is_some() => {
-            kept.map_or_else(|| respond::refusal(&Status::unavailable("no answer", 1)), give)
-        }
-        (Ok(response), _) if response.status() == StatusCode::OK => {
-            keep_document(context, key, response).await
-        }
-        (Ok(response), _) => response,
-        (Err(_), Some(kept)) => give(kept),
-        (Err(PassError(status)), None) => respond::refusal(&status),
-    }
-}
-
-async fn keep_document(
-    context: &RequestContext,
-    key: String,
-    response: Response<ApiBody>,
-) -> Response<ApiBody> {
-    let (head, body) = response.into_parts();
-    let body = match respond::collect(body, DOCUMENT_BYTES_MAX).await {
-        Ok(body) => body,
-        Err(status) => return respond::refusal(&status),
-    };
-    let content = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let content = content.unwrap_or("application/json").to_owned();
-    let (stored, stored_content) = (body.clone(), content.clone());
-    let kept = context.database.write(move |connection| {
-        tables::keep_document(connection, &key, &stored_content, unix_now(), &stored)
-    });
-    if let Err(error) = kept.await {
-        tracing::warn!(error = causeway_api::error_chain(&error), "cannot keep a document of the API server");
-    }
-    let mut response = Response::from_parts(head, respond::json(StatusCode::OK, body).into_body());
-    response.headers_mut().remove(header::CONTENT_LENGTH);
-    response
-}
-
 async fn read(
     context: &RequestContext,
     caller: &LocalCaller,
@@ -255,14 +266,20 @@ async fn read(
         };
         collection = context.subscriptions.holding(&wanted.resource, &key).await;
     }
-    if collection.is_none() {
-        collection = begin(context, caller, &wanted, is_watch).await;
+    // A caller without the right begins nothing: subscriptions are bounded, and nodes need them.
+    if collection.is_none() && is_watch && context.authorizer.check(caller, &question).await.is_ok() {
+        collection = match begin_watched(context, caller, &wanted).await {
+            Ok(begun) => begun,
+            Err(status) => return respond::refusal(&status),
+        };
     }
     let Some(collection) = collection else {
         let response = pass(context, caller, request).await;
         // Without the right to read, the answer would be 403, also about an object that is not there.
         if response.status().is_success() || response.status() == StatusCode::NOT_FOUND {
-            context.authorizer.answered(caller, &question).await;
+            context.authorizer.record_allowed(caller, &question).await;
+            // The client has its answer, whether the edge has room for a copy or not.
+            let _ = begin(context, caller, &wanted).await;
         }
         return response;
     };
@@ -275,7 +292,8 @@ async fn read(
         if let Some(credential) = caller.credential.clone() {
             context.subscriptions.offer(&collection.scope, credential);
         }
-        if context.pass.is_connected() {
+        // A copy that the budget of the day does not keep current is answered as it is.
+        if context.pass.is_connected() && !context.traffic.is_spent() {
             // After a cut or a restart the copy is compared within a round trip or two.
             collection.wait_live(CATCH_UP).await;
         }
@@ -283,10 +301,10 @@ async fn read(
     if let Some(revision) = context.written.wanted(caller.key(), &wanted.resource, Instant::now()) {
         collection.wait_revision(revision, OWN_WRITE).await;
     }
-    match from_copy(context, &collection, &request, path, &query, view).await {
+    match from_copy(context, caller, &collection, (&request, path, &query, view)).await {
         Ok(response) => response,
-        Err(ReadRefusal::Behind(_)) if context.pass.is_connected() => pass(context, caller, request).await,
-        Err(ReadRefusal::Behind(status) | ReadRefusal::Refused(status)) => respond::refusal(&status),
+        Err(ReadRefusal::NotHere(_)) if context.pass.is_connected() => pass(context, caller, request).await,
+        Err(ReadRefusal::NotHere(status) | ReadRefusal::Refused(status)) => respond::refusal(&status),
     }
 }
 
@@ -311,18 +329,38 @@ fn wanted_scope(path: &ResourcePath<'_>, query: &QueryParameters) -> Subscriptio
     }
 }
 
-/// Begins a subscription. A watch waits for its first copy, so that it outlives the link; other reads pass to the cloud.
+/// Begins a subscription. `Ok(None)`: the caller can begin none, so the request passes. The error is for a client that needs one.
 async fn begin(
     context: &RequestContext,
     caller: &LocalCaller,
     wanted: &SubscriptionScope,
-    is_watch: bool,
-) -> Option<Arc<Collection>> {
-    let credential = caller.credential.clone()?;
-    let collection = context.subscriptions.ensure(wanted, credential).await.ok()??;
-    collection.touch();
-    if !is_watch || !context.pass.is_connected() {
-        return None;
+) -> Result<Option<Arc<Collection>>, Status> {
+    let Some(credential) = caller.credential.clone() else { return Ok(None) };
+    // The cloud refuses it: such requests pass to the API server.
+    if !wanted.is_allowed(context.authenticator.facts.load().pins()) {
+        return Ok(None);
+    }
+    let owner = (caller.user.username.as_str(), false);
+    let begun = match context.subscriptions.ensure(wanted, credential, owner).await {
+        Ok(begun) => begun,
+        Err(full @ CopyError::Full(_)) => return Err(full_status(&full)),
+        Err(error) => {
+            tracing::warn!(error = causeway_api::error_chain(&error), scope = %wanted, "cannot hold a resource");
+            None
+        }
+    };
+    Ok(begun.inspect(|collection| collection.touch()))
+}
+
+/// Begins a subscription and waits for its first copy, so that a watch of it outlives the link.
+async fn begin_watched(
+    context: &RequestContext,
+    caller: &LocalCaller,
+    wanted: &SubscriptionScope,
+) -> Result<Option<Arc<Collection>>, Status> {
+    let Some(collection) = begin(context, caller, wanted).await? else { return Ok(None) };
+    if !context.pass.is_connected() {
+        return Ok(None);
     }
     let mut revisions = collection.revisions();
     let complete = async {
@@ -334,16 +372,14 @@ async fn begin(
         }
     };
     let _ = tokio::time::timeout(FIRST_COPY, complete).await;
-    collection.is_complete().then_some(collection)
+    Ok(collection.is_complete().then_some(collection))
 }
 
 async fn from_copy(
     context: &RequestContext,
+    caller: &LocalCaller,
     collection: &Arc<Collection>,
-    request: &Request<Incoming>,
-    path: &ResourcePath<'_>,
-    query: &QueryParameters,
-    view: ObjectView,
+    (request, path, query, view): (&Request<Incoming>, &ResourcePath<'_>, &QueryParameters, ObjectView),
 ) -> Result<Response<ApiBody>, ReadRefusal> {
     let description =
         collection.description().ok_or_else(|| Status::unavailable("the copy is not complete", 1))?;
@@ -360,11 +396,18 @@ async fn from_copy(
         view,
         namespace: path.namespace.unwrap_or_default(),
         request: request.headers(),
+        limits: &context.limits,
+        caller: LimitedCaller::of(caller),
     };
     match parsed.verb {
         ObjectVerb::Get { name, options, .. } => local.get(&name, options).await,
         ObjectVerb::List(options) => local.list(options).await,
-        ObjectVerb::Watch(options) => local.watch(options, &context.stop).await,
+        ObjectVerb::Watch(options) => {
+            let end = context.subscriptions.watch_end(collection);
+            let end =
+                end.ok_or_else(|| Status::unavailable("the site does not hold the resource any more", 1))?;
+            local.watch(options, &end).await
+        }
         _ => Err(head.not_allowed().into()),
     }
 }
@@ -391,9 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_and_tricks_are_told_apart() {
-        assert!(is_document(&["apis", "apps", "v1"]) && is_document(&["openapi", "v3", "api", "v1"]));
-        assert!(!is_document(&["apis", "apps", "v1", "deployments"]) && !is_document(&["metrics"]));
+    fn paths_with_tricks_are_told_apart() {
         assert!(!is_plain(&["api", "v1", "pods", ".."]) && !is_plain(&["api", "v1", "a/b"]));
     }
 }

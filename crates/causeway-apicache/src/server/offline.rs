@@ -5,6 +5,7 @@
 //! not sent later, because it tells that the node is alive now; a token that was issued before is given again. Everything else gets 503.
 
 use bytes::Bytes;
+use causeway_api::request::query::QueryParameters;
 use causeway_api::request::resource::ResourcePath;
 use causeway_api::status::StatusDetails;
 use causeway_api::{Status, error_chain};
@@ -14,6 +15,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use super::handle::RequestContext;
+use super::offline_objects::merged;
 use super::pass::{PassError, full};
 use super::respond::{self, ApiBody};
 use crate::copy::collection::unix_now;
@@ -24,8 +26,9 @@ use crate::kube_object::{self, KubeObject};
 use crate::pending::log::{PendingKind, PendingWrite};
 use crate::pending::{changed, mark};
 use crate::protobuf::{self, BodyEncoding, BodyError};
-use crate::resource::ResourceName;
+use crate::resource::{ResourceName, SubscriptionScope};
 use crate::strategic_patch;
+use crate::upstream::access::AccessQuestion;
 
 /// A write that a node may make without the cloud.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +41,14 @@ pub enum SiteWrite {
     Token,
 }
 
+/// Returns true if a name stands in a path as it is. The log keeps the paths of objects: with other characters one could not be sent, and would
+/// hold back the writes behind it.
+pub(super) fn stands_in_path(name: &str) -> bool {
+    let is_allowed =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~' | b':');
+    !name.is_empty() && !matches!(name, "." | "..") && name.bytes().all(is_allowed)
+}
+
 const LEASES: &str = "kube-node-lease";
 
 /// Decides whether a request is such a write. `query`: a dry run is none.
@@ -47,14 +58,17 @@ pub fn classify(
     path: &ResourcePath<'_>,
     query: Option<&str>,
 ) -> Option<SiteWrite> {
-    if query.is_some_and(|query| query.contains("dryRun")) {
+    if QueryParameters::parse(query).has("dryRun")
+        || !path.name.is_none_or(stands_in_path)
+        || !path.namespace.is_none_or(stands_in_path)
+    {
         return None;
     }
     let is_own = path.name == Some(node);
     match (method.as_str(), path.group, path.version, path.plural, path.subresource) {
         ("POST", "", "v1", "nodes", None) if path.name.is_none() => Some(SiteWrite::Register),
-        ("PATCH", "", "v1", "nodes", Some("status")) if is_own => Some(SiteWrite::Status),
-        ("PATCH", "", "v1", "pods", Some("status")) => Some(SiteWrite::Status),
+        ("PATCH" | "PUT", "", "v1", "nodes", Some("status")) if is_own => Some(SiteWrite::Status),
+        ("PATCH" | "PUT", "", "v1", "pods", Some("status")) => Some(SiteWrite::Status),
         ("PUT", "coordination.k8s.io", "v1", "leases", None) if is_own && path.namespace == Some(LEASES) => {
             Some(SiteWrite::Lease)
         }
@@ -77,6 +91,7 @@ struct SiteRequest<'a> {
     context: &'a RequestContext,
     caller: &'a LocalCaller,
     node: &'a str,
+    method: Method,
     path: &'a ResourcePath<'a>,
     content_type: String,
     body: Bytes,
@@ -84,6 +99,13 @@ struct SiteRequest<'a> {
 
 /// An answer, or the refusal that stands for it.
 type Answered = Result<Response<ApiBody>, Status>;
+
+/// Reads the body of a write, which the log may have to keep.
+pub(super) async fn whole_body(body: Incoming) -> Result<Bytes, Status> {
+    let body = http_body_util::BodyExt::map_err(body, Into::into);
+    let body = respond::collect(http_body_util::BodyExt::boxed_unsync(body), BODY_BYTES_MAX).await;
+    body.map_err(|_| Status::too_large(BODY_BYTES_MAX))
+}
 
 /// Answers a write: by the API server, or without it.
 pub async fn write(
@@ -94,14 +116,13 @@ pub async fn write(
     path: &ResourcePath<'_>,
 ) -> Response<ApiBody> {
     let (head, body) = request.into_parts();
-    let body = http_body_util::BodyExt::map_err(body, Into::into);
-    let body = match respond::collect(http_body_util::BodyExt::boxed_unsync(body), BODY_BYTES_MAX).await {
+    let body = match whole_body(body).await {
         Ok(body) => body,
-        Err(_) => return respond::refusal(&Status::too_large(BODY_BYTES_MAX)),
+        Err(refused) => return respond::refusal(&refused),
     };
     let content_type = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let content_type = content_type.unwrap_or_default().to_owned();
-    let asked = SiteRequest { context, caller, node, path, content_type, body };
+    let asked = SiteRequest { context, caller, node, method: head.method.clone(), path, content_type, body };
     // A write that waits in the log goes before a newer one of the same object.
     if !asked.is_waiting(kind) {
         let passed = Request::from_parts(head, full(asked.body.clone()));
@@ -112,15 +133,19 @@ pub async fn write(
             Err(_) => {}
         }
     }
+    if !asked.is_of_site().await {
+        let why = "the cloud has not let this node act from this site before, and cannot be asked now";
+        return respond::refusal(&Status::forbidden(&caller.user.username, "write at this site", why));
+    }
     asked.answer(kind).await.unwrap_or_else(|status| respond::refusal(&status))
 }
 
 /// The cloud answers so when it cannot reach the API server, and a load balancer in front of one.
-fn is_away(code: StatusCode) -> bool {
+pub(super) fn is_away(code: StatusCode) -> bool {
     matches!(code.as_u16(), 502..=504)
 }
 
-fn away() -> Status {
+pub(super) fn away() -> Status {
     Status::unavailable(
         "the API server cannot be reached from this site, and the site cannot answer this on its own",
         5,
@@ -154,6 +179,19 @@ impl SiteRequest<'_> {
         let (resource, namespace) = (self.resource(), self.path.namespace);
         let place = namespace.map_or(String::new(), |namespace| format!("/namespaces/{namespace}"));
         format!("{}{place}/{}/{name}", resource.version_path(), resource.plural)
+    }
+
+    /// Returns true if the cloud answered a read of the node's own Node under its name: the cloud believes nodes of the site only. Every kubelet
+    /// begins with that read.
+    async fn is_of_site(&self) -> bool {
+        let own = SubscriptionScope::one(ResourceName::new("", "v1", "nodes"), "", self.node);
+        for verb in ["list", "watch", "get"] {
+            let question = AccessQuestion::about(verb, &own);
+            if self.context.authorizer.was_allowed(self.caller, &question).await {
+                return true;
+            }
+        }
+        false
     }
 
     fn is_waiting(&self, kind: SiteWrite) -> bool {
@@ -216,11 +254,7 @@ impl SiteRequest<'_> {
             let why = "the pod is not bound to this node";
             return Err(Status::forbidden(&self.caller.user.username, "change the status of the pod", why));
         }
-        let media = self.content_type.split(';').next().unwrap_or_default().trim();
-        if media != "application/strategic-merge-patch+json" {
-            return Err(away());
-        }
-        let patch: Value = serde_json::from_slice(&self.body).map_err(Status::bad_request)?;
+        let change = StatusChange::read(&self.method, &self.content_type, &self.body)?;
         let waiting = self.context.pending.find(PendingKind::Status, &path);
         // An object that was replaced by another of the same name begins anew.
         let waiting = waiting.filter(|waiting| uid_of(&waiting.base) == copied.uid);
@@ -230,7 +264,7 @@ impl SiteRequest<'_> {
             }
             None => (copied.body.clone(), base),
         };
-        let changed_object = patched_status(&current, &patch, &resource, name)?;
+        let changed_object = change.apply(&current, &resource, name)?;
         let now = unix_now();
         let shown = match changed_object == current {
             true => waiting.map_or_else(|| current.clone(), |waiting| mark(current.clone(), waiting.at)),
@@ -263,9 +297,7 @@ impl SiteRequest<'_> {
     async fn event(&self) -> Answered {
         let mut event = protobuf::event(BodyEncoding::of(&self.content_type)?, &self.body)?;
         let name = event["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        if name.is_empty()
-            || name.contains('/')
-            || event["metadata"]["namespace"] != self.path.namespace.unwrap_or_default()
+        if !stands_in_path(&name) || event["metadata"]["namespace"] != self.path.namespace.unwrap_or_default()
         {
             return Err(away());
         }
@@ -327,6 +359,8 @@ impl SiteRequest<'_> {
             body,
             base,
             at,
+            caller: self.caller.key(),
+            token: String::new(),
         };
         let pushed_out = self.context.pending.append(write).await.map_err(failed)?;
         for out in pushed_out {
@@ -424,7 +458,7 @@ fn uid_of(body: &[u8]) -> String {
 }
 
 /// 409 as the API server answers it.
-fn already_exists(resource: &ResourceName, name: &str) -> Status {
+pub(super) fn already_exists(resource: &ResourceName, name: &str) -> Status {
     let not_found = Status::resource_not_found(&resource.group, &resource.plural, name);
     Status {
         message: not_found.message.replace("not found", "already exists"),
@@ -434,32 +468,84 @@ fn already_exists(resource: &ResourceName, name: &str) -> Status {
     }
 }
 
-/// The object after a patch of its status: labels, annotations and status may change, nothing else.
-fn patched_status(
-    current: &Value,
-    patch: &Value,
-    resource: &ResourceName,
-    name: &str,
-) -> Result<Value, Status> {
-    for field in ["uid", "resourceVersion"] {
-        let wanted = &patch["metadata"][field];
-        if !wanted.is_null() && *wanted != current["metadata"][field] {
-            let details = StatusDetails {
-                name: name.into(),
-                group: resource.group.clone(),
-                kind: resource.plural.clone(),
-                ..StatusDetails::default()
-            };
-            let message = format!("the {field} of {} {name:?} is another one at this site", resource.plural);
-            let refused = Status { code: 409, reason: "Conflict".into(), message, ..away() };
-            return Err(Status { details: Some(details), ..refused });
+/// 409: a field of the metadata is another one than the writer thinks.
+pub(super) fn conflict(resource: &ResourceName, name: &str, field: &str) -> Status {
+    let details = StatusDetails {
+        name: name.into(),
+        group: resource.group.clone(),
+        kind: resource.plural.clone(),
+        ..StatusDetails::default()
+    };
+    let message = format!("the {field} of {} {name:?} is another one at this site", resource.plural);
+    let refused = Status { code: 409, reason: "Conflict".into(), message, ..away() };
+    Status { details: Some(details), ..refused }
+}
+
+/// A change of a status, in a form of which no field is lost.
+enum StatusChange {
+    Strategic(Value),
+    Merge(Value),
+    Replace(Value),
+}
+
+impl StatusChange {
+    /// Reads the body. A status in protobuf is left to the API server: fields that the edge does not know have no JSON form, and the log sends a
+    /// strategic merge patch. Patches have no protobuf form.
+    fn read(method: &Method, content_type: &str, body: &[u8]) -> Result<StatusChange, Status> {
+        let media = content_type.split(';').next().unwrap_or_default().trim();
+        let make = match (method, media) {
+            (&Method::PUT, "application/json") => StatusChange::Replace,
+            (&Method::PATCH, "application/strategic-merge-patch+json") => StatusChange::Strategic,
+            (&Method::PATCH, "application/merge-patch+json") => StatusChange::Merge,
+            _ => {
+                let mut refused = away();
+                refused.message.push_str(
+                    ": without it a status is taken as JSON with PUT, as strategic merge patch or as JSON merge patch, and not as ",
+                );
+                refused.message.push_str(if media.is_empty() { "a body without a type" } else { media });
+                return Err(refused);
+            }
+        };
+        let body: Value = serde_json::from_slice(body).map_err(Status::bad_request)?;
+        match body.is_object() {
+            true => Ok(make(body)),
+            false => Err(Status::bad_request("the body is no object")),
         }
     }
-    let patched = strategic_patch::apply(current.clone(), patch);
+
+    /// The object after the change: labels, annotations and status may change, nothing else.
+    fn apply(&self, current: &Value, resource: &ResourceName, name: &str) -> Result<Value, Status> {
+        let (StatusChange::Strategic(body) | StatusChange::Merge(body) | StatusChange::Replace(body)) = self;
+        for field in ["uid", "resourceVersion"] {
+            let wanted = &body["metadata"][field];
+            // A PUT without a version is unconditional, as for the API server.
+            let is_given = wanted.as_str().is_none_or(|text| !text.is_empty()) && !wanted.is_null();
+            if is_given && *wanted != current["metadata"][field] {
+                return Err(conflict(resource, name, field));
+            }
+        }
+        let written = match self {
+            StatusChange::Strategic(patch) => strategic_patch::apply(current.clone(), patch),
+            StatusChange::Merge(patch) => merged(current.clone(), patch.clone()),
+            StatusChange::Replace(object) if object["metadata"]["name"] != name => {
+                let why = format!("the name of the object does not match the name on the URL ({name})");
+                return Err(Status::bad_request(why));
+            }
+            StatusChange::Replace(object) => object.clone(),
+        };
+        Ok(with_status(current, &written))
+    }
+}
+
+/// The current object with the labels, annotations and status of another one.
+fn with_status(current: &Value, written: &Value) -> Value {
     let mut object = current.clone();
-    object["status"] = patched["status"].clone();
+    match &written["status"] {
+        Value::Null => object["status"] = json!({}),
+        status => object["status"] = status.clone(),
+    }
     for field in ["labels", "annotations"] {
-        match &patched["metadata"][field] {
+        match &written["metadata"][field] {
             Value::Null => {
                 if let Some(metadata) = object["metadata"].as_object_mut() {
                     metadata.remove(field);
@@ -471,7 +557,7 @@ fn patched_status(
     if let Some(annotations) = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
         annotations.remove(crate::pending::PENDING);
     }
-    Ok(object)
+    object
 }
 
 #[cfg(test)]
@@ -490,10 +576,15 @@ mod tests {
         };
         check("POST", "/api/v1/nodes", Some(SiteWrite::Register));
         check("PATCH", "/api/v1/nodes/n1/status", Some(SiteWrite::Status));
+        check("PUT", "/api/v1/nodes/n1/status", Some(SiteWrite::Status));
+        check("PUT", "/api/v1/nodes/n2/status", None);
+        check("PUT", "/api/v1/namespaces/shop/pods/a/status", Some(SiteWrite::Status));
+        check("PUT", "/api/v1/namespaces/shop/pods/a", None);
         check("PATCH", "/api/v1/nodes/n2/status", None);
         check("PATCH", "/api/v1/nodes/n1", None);
         check("PATCH", "/api/v1/namespaces/shop/pods/a/status", Some(SiteWrite::Status));
         check("PATCH", "/api/v1/namespaces/shop/pods/a/status?dryRun=All", None);
+        check("PATCH", "/api/v1/namespaces/shop/pods/a/status?%64ryRun=All", None);
         check("DELETE", "/api/v1/namespaces/shop/pods/a", None);
         check(
             "PUT",
@@ -504,6 +595,13 @@ mod tests {
         check("PUT", "/apis/coordination.k8s.io/v1/namespaces/shop/leases/n1", None);
         check("POST", "/api/v1/namespaces/shop/events", Some(SiteWrite::Event));
         check("PATCH", "/api/v1/namespaces/shop/events/e", Some(SiteWrite::EventPatch));
+        // Segments are decoded when they come here.
+        for name in ["e f", "e#f", "e%f", "ü"] {
+            let path = ResourcePath::parse(&["api", "v1", "namespaces", "shop", "events", name]).unwrap();
+            assert_eq!(classify("n1", &Method::PATCH, &path, None), None, "{name}");
+            let path = ResourcePath::parse(&["api", "v1", "namespaces", name, "events"]).unwrap();
+            assert_eq!(classify("n1", &Method::POST, &path, None), None, "{name}");
+        }
         check("POST", "/api/v1/namespaces/shop/serviceaccounts/till/token", Some(SiteWrite::Token));
         check("POST", "/api/v1/namespaces/shop/secrets", None);
     }
@@ -517,9 +615,43 @@ mod tests {
             "status": {"phase": "Failed"}});
         let expected = json!({"metadata": {"name": "a", "uid": "u", "annotations": {"k": "v"}}, "spec": {"x": 1},
             "status": {"phase": "Failed"}});
-        assert_eq!(patched_status(&current, &patch, &pods, "a").unwrap(), expected);
+        let apply = |change: StatusChange| change.apply(&current, &pods, "a").map_err(|status| status.code);
+        assert_eq!(apply(StatusChange::Strategic(patch.clone())), Ok(expected.clone()));
+        assert_eq!(apply(StatusChange::Merge(patch.clone())), Ok(expected.clone()));
+        assert_eq!(apply(StatusChange::Replace(patch.clone())), Err(400), "another name");
+        let mut whole = patch;
+        whole["metadata"]["name"] = "a".into();
+        whole["metadata"]["resourceVersion"] = "".into();
+        assert_eq!(apply(StatusChange::Replace(whole.clone())), Ok(expected));
+        whole["metadata"]["resourceVersion"] = "7".into();
+        assert_eq!(apply(StatusChange::Replace(whole)), Err(409), "another version");
         let other = json!({"metadata": {"uid": "w"}, "status": {}});
-        assert_eq!(patched_status(&current, &other, &pods, "a").unwrap_err().code, 409);
+        assert_eq!(apply(StatusChange::Strategic(other)), Err(409));
         assert_eq!(already_exists(&pods, "a").message, "pods \"a\" already exists");
+    }
+
+    #[test]
+    fn a_status_is_read_in_forms_that_lose_no_field() {
+        let check = |method: &Method, media: &str, body: &[u8], expected: Result<(), (u16, &str)>| {
+            let read = StatusChange::read(method, media, body).map(drop);
+            match (read, expected) {
+                (Ok(()), Ok(())) => {}
+                (Err(status), Err((code, why))) => {
+                    assert!(status.code == code && status.message.contains(why), "{media}: {status:?}");
+                }
+                (read, expected) => panic!("{method} {media}: {read:?}, {expected:?}"),
+            }
+        };
+        check(&Method::PUT, "application/json", b"{}", Ok(()));
+        check(&Method::PUT, "application/json; charset=utf-8", b"{}", Ok(()));
+        check(&Method::PATCH, "application/strategic-merge-patch+json", b"{}", Ok(()));
+        check(&Method::PATCH, "application/merge-patch+json", b"{}", Ok(()));
+        let protobuf = "application/vnd.kubernetes.protobuf";
+        check(&Method::PUT, protobuf, b"k8s\0", Err((503, "and not as application/vnd.kubernetes.protobuf")));
+        check(&Method::PATCH, "application/json-patch+json", b"[]", Err((503, "json-patch")));
+        check(&Method::PATCH, "application/apply-patch+yaml", b"a: b", Err((503, "apply-patch")));
+        check(&Method::PUT, "", b"{}", Err((503, "without a type")));
+        check(&Method::PUT, "application/json", b"[]", Err((400, "no object")));
+        check(&Method::PUT, "application/json", b"{", Err((400, "")));
     }
 }

@@ -30,7 +30,7 @@ pub struct PassError(pub Status);
 
 // After this time without an answer the link is checked; a request on a live link may take longer.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
-const LINK_LOOK: Duration = Duration::from_millis(250);
+const LINK_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 // Answers of reviews are short.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 const RETRY_SECONDS: u32 = 5;
@@ -130,7 +130,8 @@ impl Passthrough {
         tokio::spawn(connection.with_upgrades());
         let answering = sender.send_request(request);
         tokio::pin!(answering);
-        let mut look = tokio::time::interval_at(tokio::time::Instant::now() + ANSWER_WAIT, LINK_LOOK);
+        let mut look =
+            tokio::time::interval_at(tokio::time::Instant::now() + ANSWER_WAIT, LINK_CHECK_INTERVAL);
         loop {
             tokio::select! {
                 response = &mut answering => return response.map_err(away),

@@ -20,6 +20,7 @@ use http_body_util::BodyExt;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+use super::caller_limits::{AnswerMemory, CallerLimits, LimitReached, LimitedCaller};
 use super::respond::{self, ApiBody, WatchLines};
 use crate::copy::CopyError;
 use crate::copy::collection::{Collection, ListError};
@@ -31,6 +32,11 @@ use crate::kube_object::{self, KubeObject};
 const FRESH_WAIT: Duration = Duration::from_secs(3);
 // The API server ends watches after 30 to 60 minutes.
 const WATCH_DEFAULT: Duration = Duration::from_secs(1_800);
+
+// A list has its objects, the body and its compressed form, measured with 24 MB of pods (`docs/edge-api.md`).
+const LIST_MEMORY: usize = 4;
+// The objects, and their packed form.
+const STATE_MEMORY: usize = 2;
 
 /// The parameters of list, watch and get. An unknown parameter may change the meaning of a request, so it is refused.
 const PARAMETERS: [&str; 13] = [
@@ -71,18 +77,30 @@ pub struct LocalRead<'a> {
     /// Empty: all namespaces.
     pub namespace: &'a str,
     pub request: &'a HeaderMap,
+    pub limits: &'a CallerLimits,
+    pub caller: LimitedCaller,
 }
 
 /// The answer to a local read that cannot be given from the copy.
 pub enum ReadRefusal {
     Refused(Status),
-    /// The copy has not reached the revision; the API server may have.
-    Behind(Status),
+    /// The copy has not reached the revision, or the answer is too large for this edge; the API server can answer.
+    NotHere(Status),
 }
 
 impl From<Status> for ReadRefusal {
     fn from(status: Status) -> ReadRefusal {
         ReadRefusal::Refused(status)
+    }
+}
+
+impl ReadRefusal {
+    fn limit(reached: LimitReached, is_stream: bool) -> ReadRefusal {
+        let status = reached.status(is_stream);
+        match reached {
+            LimitReached::TooLarge => ReadRefusal::NotHere(status),
+            LimitReached::Full => ReadRefusal::Refused(status),
+        }
     }
 }
 
@@ -113,6 +131,7 @@ impl LocalRead<'_> {
         let resource = &self.collection.scope.resource;
         let object =
             found.ok_or_else(|| Status::resource_not_found(&resource.group, &resource.plural, name))?;
+        let memory = self.memory(2 * object.body.len(), false).await?;
         let mut out = Vec::with_capacity(object.body.len() + 128);
         match self.view {
             ObjectView::Object => {
@@ -128,12 +147,13 @@ impl LocalRead<'_> {
         }
         // The API server ends documents with a line end.
         out.push(b'\n');
-        Ok(respond::json(StatusCode::OK, out))
+        Ok(respond::counted(respond::json(StatusCode::OK, ""), out.into(), memory))
     }
 
     pub async fn list(&self, options: ListOptions) -> Result<Response<ApiBody>, ReadRefusal> {
         let begin = options.continue_token.as_deref().map(PageToken::parse).transpose()?;
         let prefix = self.prefix();
+        let memory = self.memory(LIST_MEMORY * self.collection.stats().held_bytes(), false).await?;
         let (revision, objects) = match (&begin, options.at) {
             (Some(token), _) => {
                 let revision = Revision(token.revision);
@@ -161,12 +181,16 @@ impl LocalRead<'_> {
         let next = selected.last().filter(|_| remaining > 0);
         let next = next
             .map(|last| PageToken { causeway: 1, revision: revision.0, after: last.key.clone() }.encode());
+        if matches!(self.view, ObjectView::Table(_)) {
+            self.renderer.order_rows(&mut selected);
+        }
         // As in Kubernetes, the count is given only without selectors.
         let is_whole = is_whole(&options.selector, self.namespace);
         let metadata = list_metadata(revision, next.as_deref(), is_whole.then_some(remaining));
         let mut body = self.renderer.list(self.view, options.include, &metadata, &selected);
         body.push(b'\n');
-        Ok(respond::compressed(self.request, body).await)
+        drop(selected);
+        Ok(respond::compressed(self.request, body, memory).await)
     }
 
     pub async fn watch(
@@ -182,16 +206,36 @@ impl LocalRead<'_> {
         if let WatchStart::State { marked: true, .. } = options.from {
             options.bookmarks = true;
         }
+        let is_stream = matches!(options.from, WatchStart::State { marked: true, .. });
+        let counted = self
+            .limits
+            .begin_watch(&self.caller)
+            .map_err(|reached| ReadRefusal::limit(reached, is_stream))?;
+        let memory = match options.from {
+            WatchStart::State { .. } => {
+                Some(self.memory(STATE_MEMORY * self.collection.stats().held_bytes(), is_stream).await?)
+            }
+            WatchStart::Now | WatchStart::After(_) => None,
+        };
         let after = options.timeout_seconds.map_or(WATCH_DEFAULT, Duration::from_secs);
         let ends = WatchEnds { after, stopped: stop.clone().cancelled_owned() };
         let format = WatchFormat { version: (), view: self.view, include: options.include };
         let context =
             Arc::new(WatchContext { encoder: self.renderer.clone(), observer: Arc::new(NoObserver) });
         let stream = WatchStream::open(self.collection.readers(), ((), format), options, ends, context).await;
-        let body = WatchLines::new(stream, self.collection.clone()).boxed_unsync();
+        let memory = memory.map(|mut memory| {
+            memory.shrink(self.collection.stats().held_bytes());
+            memory
+        });
+        let body = WatchLines::new(stream, self.collection.clone(), (counted, memory)).boxed_unsync();
         let mut response = respond::json(StatusCode::OK, "");
         *response.body_mut() = body;
         Ok(response)
+    }
+
+    async fn memory(&self, bytes: usize, is_stream: bool) -> Result<AnswerMemory, ReadRefusal> {
+        let taken = self.limits.take(&self.caller, bytes).await;
+        taken.map_err(|reached| ReadRefusal::limit(reached, is_stream))
     }
 
     /// Waits until the copy has reached a revision.
@@ -199,7 +243,7 @@ impl LocalRead<'_> {
         let (VersionMatch::NotOlderThan(wanted) | VersionMatch::Exact(wanted)) = at else { return Ok(()) };
         match self.collection.wait_revision(wanted, FRESH_WAIT).await {
             true => Ok(()),
-            false => Err(ReadRefusal::Behind(too_large(wanted, self.collection.revision()))),
+            false => Err(ReadRefusal::NotHere(too_large(wanted, self.collection.revision()))),
         }
     }
 }

@@ -15,6 +15,7 @@ use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 
+use super::caller_limits::{AnswerBody, AnswerMemory, CountedWatch};
 use crate::copy::collection::Collection;
 use crate::copy::source::{CollectionSource, ObjectRenderer};
 
@@ -32,6 +33,11 @@ pub fn whole(code: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>
 
 pub fn json(code: StatusCode, body: impl Into<Bytes>) -> Response<ApiBody> {
     whole(code, HeaderValue::from_static("application/json"), body)
+}
+
+/// The same response with a body that counts as memory of its caller.
+pub fn counted(response: Response<ApiBody>, body: Bytes, memory: AnswerMemory) -> Response<ApiBody> {
+    response.map(|_| AnswerBody::new(body, memory).boxed_unsync())
 }
 
 /// A refusal. `Retry-After` is not sent: client-go would sleep and repeat the request ten times.
@@ -62,13 +68,13 @@ pub async fn collect(mut body: ApiBody, bytes_max: usize) -> Result<Bytes, Statu
 const GZIP_BYTES_MIN: usize = 128 << 10;
 
 /// A large JSON body, compressed when the client accepts it.
-pub async fn compressed(request: &HeaderMap, body: Vec<u8>) -> Response<ApiBody> {
+pub async fn compressed(request: &HeaderMap, body: Vec<u8>, memory: AnswerMemory) -> Response<ApiBody> {
     let takes_gzip = request.get_all(header::ACCEPT_ENCODING).iter().any(|value| {
         let codings = value.to_str().unwrap_or_default().split(',');
         codings.into_iter().any(|coding| coding.trim().eq_ignore_ascii_case("gzip"))
     });
     if body.len() < GZIP_BYTES_MIN || !takes_gzip {
-        return json(StatusCode::OK, body);
+        return counted(json(StatusCode::OK, ""), body.into(), memory);
     }
     let packed = tokio::task::spawn_blocking(move || {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -77,7 +83,7 @@ pub async fn compressed(request: &HeaderMap, body: Vec<u8>) -> Response<ApiBody>
     });
     match packed.await {
         Ok(Ok(packed)) => {
-            let mut response = json(StatusCode::OK, packed);
+            let mut response = counted(json(StatusCode::OK, ""), packed.into(), memory);
             response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             response.headers_mut().append(header::VARY, HeaderValue::from_static("Accept-Encoding"));
             response
@@ -90,15 +96,27 @@ pub async fn compressed(request: &HeaderMap, body: Vec<u8>) -> Response<ApiBody>
 pub struct WatchLines {
     stream: WatchStream<CollectionSource, ObjectRenderer>,
     collection: Arc<Collection>,
+    _counted: CountedWatch,
+    /// While the state that the watch begins with is not sent.
+    memory: Option<AnswerMemory>,
 }
 
 impl WatchLines {
     pub fn new(
         stream: WatchStream<CollectionSource, ObjectRenderer>,
         collection: Arc<Collection>,
+        (counted, memory): (CountedWatch, Option<AnswerMemory>),
     ) -> WatchLines {
         collection.watchers.fetch_add(1, Ordering::Relaxed);
-        WatchLines { stream, collection }
+        let mut lines = WatchLines { stream, collection, _counted: counted, memory };
+        lines.free_memory();
+        lines
+    }
+
+    fn free_memory(&mut self) {
+        if !self.stream.has_state() {
+            self.memory = None;
+        }
     }
 }
 
@@ -117,6 +135,8 @@ impl http_body::Body for WatchLines {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        self.stream.poll_lines(context).map(|lines| lines.map(|lines| Ok(Frame::data(lines))))
+        let lines = self.stream.poll_lines(context);
+        self.free_memory();
+        lines.map(|lines| lines.map(|lines| Ok(Frame::data(lines))))
     }
 }

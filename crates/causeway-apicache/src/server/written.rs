@@ -3,10 +3,11 @@
 //! Pure but for its lock; the time is an argument. Bounded: an entry that is lost costs one read its order, no more.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use causeway_api::Revision;
+use causeway_daemon::sync::MutexExt;
 
 use crate::resource::ResourceName;
 
@@ -20,7 +21,7 @@ const ENTRIES_MAX: usize = 10_000;
 impl WrittenRevisions {
     /// Notes that a caller wrote an object of a resource at `revision`.
     pub fn note(&self, caller: String, resource: ResourceName, revision: Revision, now: Instant) {
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.0.lock_ignoring_poison();
         if entries.len() >= ENTRIES_MAX {
             entries.retain(|_, (_, at)| now.duration_since(*at) < REMEMBERED);
         }
@@ -33,7 +34,7 @@ impl WrittenRevisions {
 
     /// The revision that the caller's next read of the resource must not be older than.
     pub fn wanted(&self, caller: String, resource: &ResourceName, now: Instant) -> Option<Revision> {
-        let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.0.lock_ignoring_poison();
         let (revision, at) = entries.get(&(caller, resource.clone()))?;
         (now.duration_since(*at) < REMEMBERED).then_some(*revision)
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use causeway_api::Revision;
 
-/// Returns `count` revisions in ascending order, later than `after`, not later than `until` and none of `used`: the newest ones. Where there are
+/// Returns `count` revisions in ascending order, later than `after`, not later than `until` and none of `used`: the newest ones. If there are
 /// too few, which no API server causes, the rest is `until`.
 pub fn deletion_revisions(
     (after, until): (Revision, Revision),

@@ -151,6 +151,7 @@ pub fn subscribe(scope: &SubscriptionScope, revision: Revision, objects: u64) ->
         node: String::new(),
         revision: revision.0,
         objects,
+        deltas: false,
     }
 }
 

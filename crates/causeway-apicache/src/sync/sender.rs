@@ -33,6 +33,8 @@ pub struct ScopedChange {
     pub revision: Revision,
     /// `None`: deleted, or no longer selected.
     pub object: Option<Arc<KubeObject>>,
+    /// The difference to the object that the site has at this revision, when it is smaller.
+    pub delta: Option<(Revision, Bytes)>,
 }
 
 /// A message that the protocol does not allow now.
@@ -274,7 +276,7 @@ fn difference(
     let mut changes: Vec<ChangeEntry> = changed
         .map(|object| {
             let (key, uid, revision) = (object.key.clone(), object.uid.clone(), object.revision);
-            ScopedChange { key, uid, revision, object: Some(object.clone()) }.into()
+            ScopedChange { key, uid, revision, object: Some(object.clone()), delta: None }.into()
         })
         .collect();
     let held = copy.into_iter().flat_map(|(_, _, held)| held.keys());
@@ -293,9 +295,10 @@ fn difference(
 
 impl From<ScopedChange> for ChangeEntry {
     fn from(change: ScopedChange) -> ChangeEntry {
-        let (body, cells) = match &change.object {
-            Some(object) => (object.body.clone(), object.cells.clone()),
-            None => (Bytes::new(), Bytes::new()),
+        let (base_revision, body, cells) = match (change.delta, &change.object) {
+            (Some((base, delta)), Some(_)) => (base.0, delta, Bytes::new()),
+            (None, Some(object)) => (0, object.body.clone(), object.cells.clone()),
+            (_, None) => (0, Bytes::new(), Bytes::new()),
         };
         ChangeEntry {
             key: change.key,
@@ -304,6 +307,7 @@ impl From<ScopedChange> for ChangeEntry {
             deleted: change.object.is_none(),
             body,
             cells,
+            base_revision,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use causeway_api::Revision;
+use testlab::random::SeededRandom;
 
 use super::receiver::{
     SyncReceiver, SyncStep, SyncViolation, acknowledge, digest_answer, key_answers, subscribe,
@@ -13,23 +14,6 @@ use super::sender::{ScopedChange, SyncSender, SyncTarget};
 use super::wire::{ChangeEntry, CloudSyncBody, EdgeSyncBody, Subscribe};
 use crate::kube_object::KubeObject;
 use crate::resource::{ResourceDescription, ResourceName, SubscriptionScope};
-
-/// A generator that gives the same numbers for the same seed (SplitMix64).
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 fn description() -> Bytes {
     let description = ResourceDescription {
@@ -93,7 +77,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn change(&mut self, dice: &mut Dice) {
+    fn change(&mut self, dice: &mut SeededRandom) {
         self.target.revision.0 += 1 + dice.below(3);
         let revision = self.target.revision;
         let key = format!("shop/{}", dice.below(40));
@@ -113,7 +97,7 @@ impl Cluster {
             None => {}
         }
         let uid = object.as_ref().map_or_else(String::new, |object| object.uid.clone());
-        self.history.push(ScopedChange { key, uid, revision, object });
+        self.history.push(ScopedChange { key, uid, revision, object, delta: None });
     }
 
     fn open(&self, subscribe: &Subscribe) -> SyncSender {
@@ -130,7 +114,7 @@ impl Cluster {
 }
 
 /// One session between the two ends; `steps` messages cross before the link is cut.
-fn session(cluster: &mut Cluster, copy: &mut Copy, dice: &mut Dice, steps: u64) {
+fn session(cluster: &mut Cluster, copy: &mut Copy, dice: &mut SeededRandom, steps: u64) {
     // A cut during a comparison leaves staged changes behind; a new session begins without them.
     copy.staged.clear();
     let scope = SubscriptionScope::all(ResourceName::new("", "v1", "things"));
@@ -182,12 +166,7 @@ fn deliver(receiver: &mut SyncReceiver, copy: &mut Copy, message: CloudSyncBody)
 
 #[test]
 fn the_copy_ends_equal_after_any_cuts_and_never_goes_back() {
-    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-        now.as_nanos() as u64
-    });
-    println!("SEED={seed}");
-    let mut dice = Dice(seed);
+    let mut dice = SeededRandom::for_test("both ends of a subscription");
     for _ in 0..200 {
         let (mut cluster, mut copy) = (Cluster::default(), Copy::default());
         cluster.target.revision = Revision(10);
@@ -203,7 +182,7 @@ fn the_copy_ends_equal_after_any_cuts_and_never_goes_back() {
         }
         session(&mut cluster, &mut copy, &mut dice, 2_000);
         // The last changes may still be on the way.
-        let mut silent = Dice(1);
+        let mut silent = SeededRandom::new(1);
         let target = cluster.target.clone();
         session(&mut cluster, &mut copy, &mut silent, 0);
         let first = subscribe(
@@ -290,17 +269,18 @@ fn messages_out_of_place_are_refused() {
         uid: "u".into(),
         revision: Revision(revision),
         object: None,
+        delta: None,
     };
     sender.offer(vec![change(6)], Revision(6));
     assert_eq!(receiver.handle(sender.next_message().unwrap()), Err(SyncViolation::Order));
 }
 
 /// A message with numbers and texts that a careless or malicious peer may choose.
-fn strange_numbers(dice: &mut Dice) -> u64 {
+fn strange_numbers(dice: &mut SeededRandom) -> u64 {
     [0, 1, 2, 7, 4_096, 4_097, u64::from(u32::MAX), u64::MAX][dice.below(8) as usize]
 }
 
-fn strange_change(dice: &mut Dice) -> ChangeEntry {
+fn strange_change(dice: &mut SeededRandom) -> ChangeEntry {
     let body = Bytes::from(vec![b'x'; dice.below(3) as usize]);
     ChangeEntry {
         key: ["", "a", "shop/a", "/"][dice.below(4) as usize].into(),
@@ -309,12 +289,13 @@ fn strange_change(dice: &mut Dice) -> ChangeEntry {
         deleted: dice.below(2) == 0,
         body: body.clone(),
         cells: body,
+        base_revision: strange_numbers(dice),
     }
 }
 
-fn strange_cloud_message(dice: &mut Dice) -> CloudSyncBody {
+fn strange_cloud_message(dice: &mut SeededRandom) -> CloudSyncBody {
     use super::wire::{Accepted, ChangeBatch, DigestsWanted, KeysWanted, Refused, SyncProgress};
-    let small = |dice: &mut Dice| strange_numbers(dice) as u32;
+    let small = |dice: &mut SeededRandom| strange_numbers(dice) as u32;
     match dice.below(8) {
         0 => CloudSyncBody::Refused(Refused { code: small(dice), message: String::new() }),
         1 | 2 => CloudSyncBody::Accepted(Accepted {
@@ -335,17 +316,17 @@ fn strange_cloud_message(dice: &mut Dice) -> CloudSyncBody {
     }
 }
 
-fn strange_edge_message(dice: &mut Dice) -> EdgeSyncBody {
+fn strange_edge_message(dice: &mut SeededRandom) -> EdgeSyncBody {
     use super::wire::{BucketDigests, BucketKeys, KeyEntry};
-    let entry = |dice: &mut Dice| KeyEntry {
+    let entry = |dice: &mut SeededRandom| KeyEntry {
         key: "k".repeat(strange_numbers(dice).min(700) as usize),
-        digest: dice.next(),
+        digest: dice.number(),
     };
     match dice.below(5) {
         0 => EdgeSyncBody::Subscribe(Subscribe::default()),
         1 | 2 => {
             let count = if dice.below(4) == 0 { dice.below(9) } else { 2 };
-            EdgeSyncBody::Digests(BucketDigests { digests: (0..count).map(|_| dice.next()).collect() })
+            EdgeSyncBody::Digests(BucketDigests { digests: (0..count).map(|_| dice.number()).collect() })
         }
         3 => EdgeSyncBody::Keys(BucketKeys {
             entries: (0..dice.below(4)).map(|_| entry(dice)).collect(),
@@ -357,8 +338,7 @@ fn strange_edge_message(dice: &mut Dice) -> EdgeSyncBody {
 
 #[test]
 fn no_messages_of_a_peer_cause_a_panic_or_lead_a_live_copy_back() {
-    let mut dice = Dice(u64::from(std::process::id()));
-    println!("SEED={}", dice.0);
+    let mut dice = SeededRandom::for_test("random messages");
     let entries = [("shop/a".to_owned(), "u".to_owned(), Revision(3))];
     for _ in 0..20_000 {
         let (mut receiver, mut live_at) = (SyncReceiver::new(Revision(strange_numbers(&mut dice))), None);

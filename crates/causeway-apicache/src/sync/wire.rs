@@ -58,6 +58,9 @@ pub struct Subscribe {
     /// The number of objects in the copy, from which the cloud chooses the number of buckets.
     #[prost(uint64, tag = "11")]
     pub objects: u64,
+    /// The edge applies differences (`ChangeEntry::base_revision`). An older edge does not.
+    #[prost(bool, tag = "12")]
+    pub deltas: bool,
 }
 
 /// The digests of all buckets, in their order.
@@ -180,6 +183,9 @@ pub struct ChangeEntry {
     pub body: Bytes,
     #[prost(bytes = "bytes", tag = "6")]
     pub cells: Bytes,
+    /// Not 0: `body` is the difference to the packed object (cells and body) that the copy has under this key at this revision.
+    #[prost(uint64, tag = "7")]
+    pub base_revision: u64,
 }
 
 /// No change of the subscription lies between the last one and this revision.

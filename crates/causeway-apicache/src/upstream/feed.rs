@@ -5,11 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use bytes::Bytes;
 use causeway_api::selector::Selector;
 use causeway_api::{Revision, Status, error_chain};
+use causeway_daemon::sync::MutexExt;
 use causeway_watch::ring::{Follower, Ring, RingEntry};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +22,7 @@ use crate::facets::ObjectFacets;
 use crate::kube_object::KubeObject;
 use crate::resource::{ResourceDescription, ResourceName};
 use crate::sync::deletions::deletion_revisions;
+use crate::sync::delta;
 use crate::sync::sender::{ScopedChange, SyncTarget};
 
 /// An object with the values that selectors look at.
@@ -41,24 +44,49 @@ pub struct FeedChange {
     key: String,
     before: Option<Arc<FeedObject>>,
     now: Option<Arc<FeedObject>>,
+    /// The difference of the two, made for the first site that takes it; `None` when it saves nothing.
+    delta: OnceLock<Option<Bytes>>,
 }
 
 impl FeedChange {
     /// The change as a subscription with this selector sees it. An object that enters the selection is written, one that
     /// leaves it is deleted.
-    pub fn scoped(&self, selector: &Selector) -> Option<ScopedChange> {
+    /// With `deltas`, a change of an object that the site has is its difference.
+    pub fn scoped(&self, selector: &Selector, deltas: bool) -> Option<ScopedChange> {
         let selects =
             |side: &Option<Arc<FeedObject>>| side.as_ref().is_some_and(|side| selector.matches(&side.facets));
         let (was, is) = (selects(&self.before), selects(&self.now));
         let side = if is { &self.now } else { &self.before };
         let side = side.as_ref().filter(|_| was || is)?;
         let object = is.then(|| side.object.clone());
+        let delta = if deltas && was && is { self.delta() } else { None };
         Some(ScopedChange {
             key: self.key.clone(),
             uid: side.object.uid.clone(),
             revision: self.revision,
             object,
+            delta,
         })
+    }
+
+    fn delta(&self) -> Option<(Revision, Bytes)> {
+        let (before, now) = (&self.before.as_ref()?.object, &self.now.as_ref()?.object);
+        let delta = self.delta.get_or_init(|| delta::encode(&before.pack(), &now.pack()));
+        Some((before.revision, delta.clone()?))
+    }
+}
+
+impl FeedChange {
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The object before and after the change.
+    pub fn bodies(&self) -> (Option<&[u8]>, Option<&[u8]>) {
+        fn body(side: &Option<Arc<FeedObject>>) -> Option<&[u8]> {
+            side.as_ref().map(|side| &side.object.body[..])
+        }
+        (body(&self.before), body(&self.now))
     }
 }
 
@@ -149,7 +177,7 @@ impl ResourceFeed {
     }
 
     /// Returns the number of objects, their bytes and the revision, for status.
-    pub fn figures(&self) -> (usize, usize, Revision) {
+    pub fn stats(&self) -> (usize, usize, Revision) {
         let state = self.lock();
         let bytes = state.objects.values().map(|object| object.object.body.len()).sum();
         (state.objects.len(), bytes, state.revision)
@@ -174,7 +202,7 @@ impl ResourceFeed {
 
     // A panic while the lock is held leaves a whole state: changes are applied one by one.
     fn lock(&self) -> MutexGuard<'_, FeedState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_ignoring_poison()
     }
 
     /// Follows the resource until `stop`.
@@ -332,7 +360,7 @@ impl FeedState {
             return;
         }
         if let Some(ring) = &self.ring {
-            ring.push([Arc::new(FeedChange { revision, key, before, now })]);
+            ring.push([Arc::new(FeedChange { revision, key, before, now, delta: OnceLock::new() })]);
         }
         self.revision = self.revision.max(revision);
     }
@@ -342,7 +370,6 @@ impl FeedState {
 mod tests {
     use std::task::Context;
 
-    use bytes::Bytes;
     use causeway_watch::ring::FollowResult;
 
     use super::*;
@@ -364,7 +391,7 @@ mod tests {
         while follower.poll_entries(&mut context, 100, 1 << 20, &mut entries)
             == std::task::Poll::Ready(FollowResult::Some)
         {}
-        let scoped = entries.iter().filter_map(|change| change.scoped(selector));
+        let scoped = entries.iter().filter_map(|change| change.scoped(selector, false));
         scoped.map(|change| (change.key, change.revision.0, change.object.is_some())).collect()
     }
 

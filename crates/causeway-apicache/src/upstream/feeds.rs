@@ -3,9 +3,10 @@
 //! A subscription may end without a word, with the task of its session; therefore unused feeds are looked for, at intervals.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use causeway_daemon::sync::MutexExt;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::cluster::ClusterClient;
@@ -82,7 +83,7 @@ impl ResourceFeeds {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ResourceName, KeptFeed>> {
-        self.feeds.lock().unwrap_or_else(PoisonError::into_inner)
+        self.feeds.lock_ignoring_poison()
     }
 }
 

@@ -279,9 +279,52 @@ mod tests {
         let mut body = LeavingBody { body: BodyExt::boxed_unsync(silent), left };
         let waiting = Duration::from_secs(3600);
         assert!(tokio::time::timeout(waiting, body.frame()).await.is_err(), "the node is there");
-        facts.leave();
+        facts.revoke();
         let broken = tokio::time::timeout(RECHECK * 2, body.frame()).await.expect("it ends");
         assert!(broken.is_some_and(|frame| frame.is_err()));
+    }
+
+    /// The code of the answer to a request of a gateway of site `oslo`. The cluster of the test cannot be reached: 503 came as far as that.
+    async fn answered(upstream: &Arc<Upstream>, line: &str, headers: &str) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let (mut near, far) = tokio::io::duplex(64 << 10);
+        let serving =
+            tokio::spawn(upstream.clone().serve("oslo".into(), crate::upstream::REQUEST_TARGET, far));
+        let text = format!("{line} HTTP/1.1\r\nHost: kubernetes\r\nConnection: close\r\n{headers}\r\n");
+        near.write_all(text.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        near.read_to_end(&mut answer).await.unwrap();
+        serving.await.expect("no request ends the task of a stream");
+        String::from_utf8_lossy(&answer).split(' ').nth(1).unwrap_or_default().to_owned()
+    }
+
+    #[tokio::test]
+    async fn a_compromised_edge_speaks_for_its_own_site_and_reaches_the_api_server_only() {
+        let (upstream, _) = Upstream::for_tests().await;
+        for (headers, expected) in [
+            ("", "401"),
+            ("X-Causeway-Node: n1\r\n", "503"),
+            ("X-Causeway-Node: n2\r\n", "403"),
+            ("X-Causeway-Node: n2\r\nX-Causeway-Node: n1\r\n", "403"),
+            ("X-Causeway-Node: n1/../n2\r\n", "403"),
+            ("X-Causeway-Node: \r\n", "403"),
+            ("Authorization: Basic YTpi\r\nX-Causeway-Node: n2\r\n", "403"),
+            ("Impersonate-User: system:node:n2\r\n", "401"),
+            ("X-Remote-User: admin\r\n", "401"),
+        ] {
+            assert_eq!(answered(&upstream, "GET /api/v1/nodes", headers).await, expected, "{headers:?}");
+        }
+        // The authority of the request is not the one that is dialled, and no form of a target is a panic.
+        for line in [
+            "OPTIONS *",
+            "GET http://203.0.113.1/api",
+            "CONNECT 203.0.113.1:443",
+            "GET //203.0.113.1/api",
+            "GET /api/v1/../../x",
+        ] {
+            let code = answered(&upstream, line, "Authorization: Bearer x\r\n").await;
+            assert!(matches!(code.as_str(), "400" | "503"), "{line}: {code}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,8 +1,9 @@
 //! Bounds the streams of each site and the memory that they hold, so that one site cannot take that of another.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use causeway_daemon::sync::MutexExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Memory for bodies of requests, or for long messages and described copies, of one site: four bodies of the largest size.
@@ -58,7 +59,7 @@ impl SiteStreams {
 
     /// Counts a stream; `None` when the site has too many.
     pub fn begin(&self, site: &str) -> Option<SiteStream> {
-        let mut open = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.sites.lock_ignoring_poison();
         let new = || SiteUse { streams: 0, memory: SiteMemory::new(MEMORY_KIB) };
         let used = open.entry(site.to_owned()).or_insert_with(new);
         if used.streams >= self.per_site_max {
@@ -78,7 +79,7 @@ impl SiteStream {
 
 impl Drop for SiteStream {
     fn drop(&mut self) {
-        let mut open = self.streams.sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.streams.sites.lock_ignoring_poison();
         let left = open.get_mut(&self.site).map(|used| {
             used.streams -= 1;
             used.streams

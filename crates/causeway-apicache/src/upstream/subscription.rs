@@ -12,10 +12,10 @@ use causeway_api::{Revision, Status};
 use causeway_watch::ring::{FollowResult, Follower};
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
 use super::Upstream;
-use super::access::AccessQuestion;
+use super::access::{AccessQuestion, HeldDecision, any_changed};
 use super::cluster::UpstreamIdentity;
 use super::feed::{FeedChange, FeedStart, ResourceFeed};
 use super::site_streams::SiteMemory;
@@ -30,7 +30,7 @@ use crate::sync::wire::{
 const SUBSCRIBE_DEADLINE: Duration = Duration::from_secs(10);
 // The first list of a large resource.
 const READY_DEADLINE: Duration = Duration::from_secs(60);
-// The rights of the caller are checked again at this interval; a lost right ends the subscription.
+// Pins and nodes of the site are checked again at this interval; decisions of the API server are held.
 const RECHECK: Duration = Duration::from_secs(60);
 // Progress without changes is told at most this often: idle links stay quiet.
 const PROGRESS: Duration = Duration::from_secs(5);
@@ -76,15 +76,15 @@ where
     let Ok(Ok(Some(EdgeSyncMessage { body: Some(EdgeSyncBody::Subscribe(subscribe)) }))) = first else {
         return Err(SubscriptionError::Silent);
     };
-    let session = match admit(upstream, site, subscribe).await {
-        Ok(session) => session,
+    let (session, mut held) = match admit(upstream, site, subscribe).await {
+        Ok(admitted) => admitted,
         Err(status) => return refuse(&mut send, &status).await,
     };
     reader.set_limits(EDGE_FRAME_BYTES_MAX, EDGE_CONTENT_BYTES_MAX);
     let Some(lease) = upstream.feeds.lease(site, &session.scope.resource) else {
         return refuse(&mut send, &Status::unavailable("the cloud follows too many resources", 60)).await;
     };
-    session.run(upstream, (&lease.feed, memory), &mut reader, &mut send).await
+    session.run((upstream, &mut held), (&lease.feed, memory), &mut reader, &mut send).await
 }
 
 async fn refuse<W: AsyncWrite + Unpin>(send: &mut W, status: &Status) -> Result<(), SubscriptionError> {
@@ -106,7 +106,7 @@ async fn admit(
     upstream: &Upstream,
     site: &str,
     mut subscribe: Subscribe,
-) -> Result<SubscriptionSession, Status> {
+) -> Result<(SubscriptionSession, Vec<HeldDecision>), Status> {
     if subscribe.protocol != PROTOCOL_VERSION {
         let message = format!("the cloud speaks version {PROTOCOL_VERSION} of the protocol of the API cache");
         return Err(Status { code: 505, ..Status::unavailable(message, 60) });
@@ -126,16 +126,26 @@ async fn admit(
         _ => None,
     };
     let session = SubscriptionSession { site: site.to_owned(), subscribe, scope, identity };
-    session.check(upstream).await?;
-    Ok(session)
+    let held = session.check(upstream).await?;
+    Ok((session, held))
 }
 
 impl SubscriptionSession {
     /// Checks the rights of the caller. They may change while the subscription lasts: a pin is removed, a node is moved to
-    /// another site, a right is taken away.
-    async fn check(&self, upstream: &Upstream) -> Result<(), Status> {
+    /// another site, a right is taken away. The decisions stay current while they are held.
+    async fn check(&self, upstream: &Upstream) -> Result<Vec<HeldDecision>, Status> {
+        let pins = async || {
+            let pins = upstream.sites.pins(&self.site).await;
+            pins.ok_or_else(|| Status::unavailable("the cloud cannot read the pins of the site", 5))
+        };
+        // A caller that may list all Secrets of a namespace does not make a site hold them.
+        if self.scope.requires_pin() && !self.scope.is_allowed(&pins().await?) {
+            let rule =
+                "a site holds Secrets and ConfigMaps by name; name the scope in ESite.cache to allow more";
+            return Err(Status::forbidden(&self.site, format!("hold {}", self.scope), rule));
+        }
         let identity = match &self.identity {
-            None if upstream.sites.pins(&self.site).await.contains(&self.scope) => return Ok(()),
+            None if pins().await?.contains(&self.scope) => return Ok(Vec::new()),
             None => {
                 return Err(Status::unauthorized(
                     "the subscription names no caller, and the site has no such pin",
@@ -146,18 +156,26 @@ impl SubscriptionSession {
         };
         // A node may get its lease and its CSINode, and not list them. The edge checks each read by its own verb.
         let get = AccessQuestion::about("get", &self.scope);
-        if self.scope.only_name().is_some() && upstream.access.check(identity, &get).await.is_ok() {
-            return Ok(());
+        if self.scope.only_name().is_some()
+            && let Ok(held) = upstream.access.check(&self.site, identity, &get).await
+        {
+            return Ok(vec![held]);
         }
+        let mut held = Vec::new();
         for verb in ["list", "watch"] {
-            upstream.access.check(identity, &AccessQuestion::about(verb, &self.scope)).await?;
+            held.push(
+                upstream
+                    .access
+                    .check(&self.site, identity, &AccessQuestion::about(verb, &self.scope))
+                    .await?,
+            );
         }
-        Ok(())
+        Ok(held)
     }
 
     async fn run<S: AsyncRead + AsyncWrite + Send>(
         &self,
-        upstream: &Upstream,
+        decisions: (&Upstream, &mut Vec<HeldDecision>),
         (feed, memory): (&ResourceFeed, &SiteMemory),
         reader: &mut MessageReader<ReadHalf<S>>,
         send: &mut WriteHalf<S>,
@@ -168,8 +186,10 @@ impl SubscriptionSession {
                 return refuse(send, &status).await;
             }
         };
-        let mut driver = SubscriptionDriver { sender, follower, selector, feed, memory, held: Vec::new() };
-        driver.drive(self, upstream, reader, send).await
+        let deltas = self.subscribe.deltas;
+        let mut driver =
+            SubscriptionDriver { sender, follower, selector, deltas, feed, memory, held: Vec::new() };
+        driver.drive(self, decisions, reader, send).await
     }
 
     /// Waits for the feed and decides where the copy continues.
@@ -205,6 +225,8 @@ struct SubscriptionDriver<'a> {
     sender: SyncSender,
     follower: Follower<FeedChange>,
     selector: Selector,
+    /// The edge applies differences.
+    deltas: bool,
     feed: &'a ResourceFeed,
     memory: &'a SiteMemory,
     /// The part of the memory that the described copy takes.
@@ -215,7 +237,7 @@ impl SubscriptionDriver<'_> {
     async fn drive<S: AsyncRead + AsyncWrite + Send>(
         &mut self,
         session: &SubscriptionSession,
-        upstream: &Upstream,
+        (upstream, held): (&Upstream, &mut Vec<HeldDecision>),
         reader: &mut MessageReader<ReadHalf<S>>,
         send: &mut WriteHalf<S>,
     ) -> Result<(), SubscriptionError> {
@@ -248,12 +270,13 @@ impl SubscriptionDriver<'_> {
                         self.sender.progress(revision);
                     }
                 }
-                _ = recheck.tick() => match session.check(upstream).await {
+                () = rights_may_differ(&mut recheck, held) => match session.check(upstream).await {
+                    Ok(current) => *held = current,
                     Err(status) if matches!(status.code, 401 | 403) => {
                         return refuse(send, &status).await;
                     }
                     // Without an answer the last decision stays.
-                    _ => {}
+                    Err(_) => {}
                 },
             }
         }
@@ -272,7 +295,8 @@ impl SubscriptionDriver<'_> {
     }
 
     fn offer(&mut self, changes: &[Arc<FeedChange>]) {
-        let scoped: Vec<_> = changes.iter().filter_map(|change| change.scoped(&self.selector)).collect();
+        let scoped: Vec<_> =
+            changes.iter().filter_map(|change| change.scoped(&self.selector, self.deltas)).collect();
         let Some(last) = changes.last().map(|change| causeway_watch::ring::RingEntry::revision(&**change))
         else {
             return;
@@ -283,7 +307,15 @@ impl SubscriptionDriver<'_> {
     }
 }
 
-async fn next_changes(follower: &mut Follower<FeedChange>) -> Option<Vec<Arc<FeedChange>>> {
+/// Resolves when a decision about the caller changed, and now and then: pins and nodes of a site change without a decision.
+async fn rights_may_differ(recheck: &mut Interval, held: &mut [HeldDecision]) {
+    tokio::select! {
+        _ = recheck.tick() => {}
+        () = any_changed(held) => {}
+    }
+}
+
+pub(super) async fn next_changes(follower: &mut Follower<FeedChange>) -> Option<Vec<Arc<FeedChange>>> {
     let mut entries = Vec::new();
     let result =
         poll_fn(|context| follower.poll_entries(context, CHANGES_MAX, CHANGES_BYTES_MAX, &mut entries));
@@ -308,7 +340,7 @@ mod tests {
             ..Subscribe::default()
         };
         let pinned = admit(&upstream, "oslo", subscribe("")).await.map_err(|status| status.code);
-        let pinned = pinned.unwrap_or_else(|code| panic!("refused: {code}"));
+        let (pinned, _) = pinned.unwrap_or_else(|code| panic!("refused: {code}"));
         // The cluster cannot be asked, so this is as far as a node comes.
         let of_node = admit(&upstream, "oslo", subscribe("n1")).await.err().map(|status| status.code);
         assert_eq!(of_node, Some(503));
@@ -319,9 +351,46 @@ mod tests {
         let of_node =
             SubscriptionSession { site: "oslo".into(), subscribe: subscribe("n1"), scope, identity };
 
-        facts.leave();
-        assert_eq!(pinned.check(&upstream).await.unwrap_err().code, 401, "the pin was removed");
-        assert_eq!(of_node.check(&upstream).await.unwrap_err().code, 403, "the node was moved");
+        facts.revoke();
+        let refused = async |session: SubscriptionSession| {
+            session.check(&upstream).await.err().map(|status| status.code)
+        };
+        assert_eq!(refused(pinned).await, Some(401), "the pin was removed");
+        assert_eq!(refused(of_node).await, Some(403), "the node was moved");
+    }
+
+    #[tokio::test]
+    async fn secrets_and_config_maps_of_many_names_need_a_pin() {
+        let (upstream, facts) = Upstream::for_tests().await;
+        let check = async |plural: &str, namespace: &str, fields: &str, expected: u16| {
+            let subscribe = Subscribe {
+                protocol: PROTOCOL_VERSION,
+                version: "v1".into(),
+                plural: plural.into(),
+                namespace: namespace.into(),
+                field_selector: fields.into(),
+                token: "t".into(),
+                ..Subscribe::default()
+            };
+            let refused = admit(&upstream, "oslo", subscribe).await.err();
+            assert_eq!(
+                refused.as_ref().map(|status| status.code),
+                Some(expected),
+                "{plural} {namespace} {fields}"
+            );
+            let is_rule = refused.is_some_and(|status| status.message.contains("by name"));
+            assert_eq!(is_rule, expected == 403, "{plural} {namespace} {fields}");
+        };
+        // The API server of this test cannot be reached: 503 is the question about the caller's own rights.
+        check("secrets", "", "", 403).await;
+        check("secrets", "shop", "", 403).await;
+        check("secrets", "shop", "type=Opaque", 403).await;
+        check("secrets", "shop", "metadata.name=a", 503).await;
+        check("configmaps", "other", "", 403).await;
+        check("configmaps", "shop", "", 503).await;
+        check("pods", "", "", 503).await;
+        facts.revoke();
+        check("configmaps", "shop", "", 403).await;
     }
 
     #[tokio::test]
@@ -340,7 +409,15 @@ mod tests {
             sender.handle(EdgeSyncBody::Digests(BucketDigests { digests })).unwrap();
             let follower = ring.follow(Revision(1)).expect("the ring begins there");
             let selector = Selector::parse(causeway_api::Kind::ESite, "", "").unwrap();
-            SubscriptionDriver { sender, follower, selector, feed: &feed, memory: &memory, held: Vec::new() }
+            SubscriptionDriver {
+                sender,
+                follower,
+                selector,
+                deltas: false,
+                feed: &feed,
+                memory: &memory,
+                held: Vec::new(),
+            }
         };
         let keys = |count: usize, more: bool| {
             let entry = |number| KeyEntry { key: format!("{number:0>100}"), digest: 1 };

@@ -5,13 +5,14 @@
 //! it is not used, when it is old, or when its user signs out, and its streams end with it. Time is passed in.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use aws_lc_rs::digest;
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use causeway_daemon::sync::MutexExt;
 use tokio_util::sync::CancellationToken;
 
 use crate::{Authenticator, Identity};
@@ -109,7 +110,7 @@ impl ConsoleSessions {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<SecretHash, ConsoleSession>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sessions.lock_ignoring_poison()
     }
 }
 

@@ -12,7 +12,7 @@ use causeway_api::{Kind, ServedKind, Status};
 use http::Method;
 use serde_json::Value;
 
-use crate::actions::{Actions, AdminDeed, CallerAudit};
+use crate::actions::{Actions, AdminAction, CallerAudit};
 use crate::admin_audit::{AdminAudit, AdminRecord, CredentialName, changed_fields};
 use crate::registry::WriteResult;
 use crate::request::{ApiRequest, ObjectVerb, WriteTarget};
@@ -48,10 +48,10 @@ impl<'a> Act<'a> {
                 verb: ObjectVerb::Create { .. } | ObjectVerb::Update { .. } | ObjectVerb::Patch { .. },
                 ..
             })) => None,
-            Ok(ApiRequest::Object(object)) => written(&object.verb).map(|deed| AdminRecord {
+            Ok(ApiRequest::Object(object)) => written(&object.verb).map(|action| AdminRecord {
                 verb: object.verb.verb().as_str().to_owned(),
                 kind: object.resource.kind.name().to_owned(),
-                ..deed
+                ..action
             }),
             Err(_) => target().filter(WriteTarget::is_administrative).map(|target| AdminRecord {
                 verb: target.verb.as_str().to_owned(),
@@ -70,18 +70,18 @@ impl<'a> Act<'a> {
     /// Describes a call under `/causeway/v1/`, with its body as far as it was read. A call that the actions
     /// do not describe is recorded by its path, unless it is a GET.
     pub fn is_action(&mut self, actions: &dyn Actions, method: &Method, path: &str, body: &[u8]) {
-        let unknown = || AdminDeed {
+        let unknown = || AdminAction {
             verb: method.as_str().to_ascii_lowercase(),
             kind: "Action".to_owned(),
             name: path.chars().take(NAME_CHARS_MAX).collect(),
             detail: None,
         };
-        let deed = match actions.administrative(method, path, body) {
-            Some(deed) => deed,
+        let action = match actions.administrative(method, path, body) {
+            Some(action) => action,
             None if matches!(*method, Method::GET | Method::HEAD) => return,
             None => Some(unknown()),
         };
-        self.record = deed.map(|AdminDeed { verb, kind, name, detail }| AdminRecord {
+        self.record = action.map(|AdminAction { verb, kind, name, detail }| AdminRecord {
             verb,
             kind,
             name,

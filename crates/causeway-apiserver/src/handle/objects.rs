@@ -10,7 +10,7 @@ use causeway_store::{Revision, StoreRecord};
 use http::{HeaderValue, Response, StatusCode, header};
 
 use super::act::Act;
-use super::{Asking, Handler};
+use super::{Handler, RequestContext};
 use crate::body::{self, ParsedBody};
 use crate::registry::{DeleteResult, ListPage, ObjectAuthor, StoredObject, WriteResult};
 use crate::render;
@@ -31,12 +31,12 @@ struct Shape {
 impl Handler {
     pub(super) async fn object(
         &self,
-        asking: &Asking<'_>,
+        context: &RequestContext<'_>,
         ResourceRequest { resource: ServedKind { version, kind }, verb, .. }: ObjectRequest,
         bytes: Bytes,
         act: &mut Act<'_>,
     ) -> Result<Response<Body>, Status> {
-        let (view, encoding) = choose(&asking.accept)
+        let (view, encoding) = choose(&context.accept)
             .ok_or_else(|| Status::not_acceptable(&["application/json", "application/yaml"]))?;
         let form = ObjectFormat { version, view, include: include(&verb) };
         let shape = Shape { form, encoding, kind };
@@ -49,17 +49,17 @@ impl Handler {
                 let page = self.registry.list(version, kind, &options).await?;
                 self.encoded(StatusCode::OK, shape, self.shared.encoder.list(&form, kind, &page))
             }
-            ObjectVerb::Watch(options) => self.watch(asking, shape, options).await,
+            ObjectVerb::Watch(options) => self.watch(context, shape, options).await,
             ObjectVerb::Create { options, format } => {
                 let parsed = parse(format, &bytes)?;
-                let manager = manager(asking, &options);
+                let manager = manager(context, &options);
                 let author = author(shape, &manager, options.dry_run);
                 let written = self.registry.create(author, kind, parsed, options.field_validation).await?;
                 self.written(shape, written, act)
             }
             ObjectVerb::Update { name, status, options, format } => {
                 let parsed = parse(format, &bytes)?;
-                let manager = manager(asking, &options);
+                let manager = manager(context, &options);
                 let author = author(shape, &manager, options.dry_run);
                 let (target, sub) = ((kind, name.as_str()), subresource(status));
                 let validation = options.field_validation;
@@ -67,7 +67,7 @@ impl Handler {
                 self.written(shape, written, act)
             }
             ObjectVerb::Patch { name, status, options, format } => {
-                let manager = manager(asking, &options);
+                let manager = manager(context, &options);
                 let author = author(shape, &manager, options.dry_run);
                 let (target, sub) = ((kind, name.as_str()), subresource(status));
                 self.patch(shape, author, (target, sub), &options, (format, &bytes), act).await
@@ -141,11 +141,11 @@ impl Handler {
 
     async fn watch(
         &self,
-        asking: &Asking<'_>,
+        context: &RequestContext<'_>,
         shape: Shape,
         options: WatchOptions,
     ) -> Result<Response<Body>, Status> {
-        let pass = self.enter_long_response(asking, &asking.stop)?;
+        let pass = self.enter_long_response(context, &context.stop)?;
         let usual = WATCH_TIME_MIN.mul_f64(1.0 + random_fraction());
         let after = options.timeout_seconds.map_or(usual, Duration::from_secs).min(WATCH_TIME_MAX);
         let ends = WatchEnds { after, stopped: pass.stopped() };
@@ -213,8 +213,8 @@ fn delete_options(
     options.with_body(&parse(format, bytes)?.value)
 }
 
-fn manager(asking: &Asking<'_>, options: &WriteOptions) -> String {
-    let agent = asking.head.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok());
+fn manager(context: &RequestContext<'_>, options: &WriteOptions) -> String {
+    let agent = context.head.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok());
     ownership::manager_name(options.field_manager.as_deref(), agent)
 }
 

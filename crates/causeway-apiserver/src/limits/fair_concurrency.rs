@@ -65,7 +65,7 @@ impl<C: Clone + Eq + Hash> FairConcurrency<C> {
     }
 
     /// Releases a permit of `caller`. Returns the tickets that have one now.
-    pub fn leave(&mut self, caller: &C) -> Vec<u64> {
+    pub fn release(&mut self, caller: &C) -> Vec<u64> {
         if let Some(entry) = self.callers.get_mut(caller) {
             entry.seated = entry.seated.saturating_sub(1);
             self.taken = self.taken.saturating_sub(1);
@@ -137,9 +137,9 @@ mod tests {
         let QueueEntry::Waiting(first) = greedy[0] else { panic!("{greedy:?}") };
         let QueueEntry::Waiting(second) = greedy[1] else { panic!("{greedy:?}") };
         let QueueEntry::Waiting(modest) = seats.enter(&"modest") else { panic!() };
-        assert_eq!(seats.leave(&"greedy"), [first]);
-        assert_eq!(seats.leave(&"greedy"), [modest]);
-        assert_eq!(seats.leave(&"modest"), [second]);
+        assert_eq!(seats.release(&"greedy"), [first]);
+        assert_eq!(seats.release(&"greedy"), [modest]);
+        assert_eq!(seats.release(&"modest"), [second]);
     }
 
     #[test]
@@ -150,8 +150,8 @@ mod tests {
         let QueueEntry::Waiting(ticket) = seats.enter(&"greedy") else { panic!() };
         assert_eq!(seats.enter(&"greedy"), QueueEntry::Full);
         assert_eq!(seats.enter(&"modest"), QueueEntry::Seated);
-        assert!(seats.leave(&"modest").is_empty(), "greedy is at its own limit");
-        assert_eq!(seats.leave(&"greedy"), [ticket]);
+        assert!(seats.release(&"modest").is_empty(), "greedy is at its own limit");
+        assert_eq!(seats.release(&"greedy"), [ticket]);
         assert!(!seats.give_up(&"greedy", ticket), "it sits already");
     }
 
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(seats.enter(&"a"), QueueEntry::Seated);
         let QueueEntry::Waiting(ticket) = seats.enter(&"b") else { panic!() };
         assert!(seats.give_up(&"b", ticket));
-        assert!(seats.leave(&"a").is_empty());
+        assert!(seats.release(&"a").is_empty());
         assert!(seats.callers.is_empty() && seats.turns.is_empty());
         assert_eq!(seats.enter(&"b"), QueueEntry::Seated);
     }

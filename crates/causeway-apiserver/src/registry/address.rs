@@ -63,7 +63,7 @@ pub fn is_moved(old: Option<&VirtualPresence>, new: &VirtualPresence) -> bool {
 }
 
 /// Returns the site of a presence: the one it names, else the only one whose gateway's range holds the
-/// address. The error lists everything that is wrong with the address there. Whether the address is free is
+/// address. The error lists everything that is wrong with the address there. A conflict with another object is
 /// not checked here: the reservation decides that, without a race.
 pub fn site_of(presence: &VirtualPresence, gateways: &[EGateway]) -> Result<String, Vec<FieldError>> {
     let errors = presence::check(presence, gateways, &[]);
@@ -80,7 +80,7 @@ pub fn site_of(presence: &VirtualPresence, gateways: &[EGateway]) -> Result<Stri
 }
 
 /// Makes the error for an address that another presence holds.
-pub fn taken(presence: &VirtualPresence, holder: Option<&str>) -> FieldError {
+pub fn address_in_use_error(presence: &VirtualPresence, holder: Option<&str>) -> FieldError {
     let mut error = FieldError::duplicate("virtualIp", presence.virtual_ip.as_str());
     let holder = holder.map(|name| format!(" by VirtualPresence \"{name}\"")).unwrap_or_default();
     error.message = format!(

@@ -149,7 +149,7 @@ impl Start {
 }
 
 fn selects(selector: &Selector, stored: &[u8]) -> bool {
-    selector.is_empty() || SelectableFields::from_stored(stored).is_ok_and(|facets| selector.matches(&facets))
+    selector.is_empty() || SelectableFields::from_stored(stored).is_ok_and(|fields| selector.matches(&fields))
 }
 
 fn next_token(kind: Kind, revision: Revision, records: &[StoreRecord], more: bool) -> Option<String> {

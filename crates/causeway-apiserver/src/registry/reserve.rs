@@ -70,7 +70,7 @@ impl Registry {
         {
             let record = self.store.get(key).await.ok().flatten();
             let holder = record.and_then(|record| address::holder(&record.value));
-            let taken = address::taken(presence, holder.as_deref());
+            let taken = address::address_in_use_error(presence, holder.as_deref());
             return Status::invalid(about.version, about.kind, about.name, &[taken]);
         }
         errors::from_store(error, about)

@@ -370,7 +370,7 @@ impl Registry {
         if !owned {
             claim(&writer(author, subresource, self.now()), Some(&live.document), &mut document)?;
         }
-        Ok((!ownership::settle(&live.document, &mut document)).then_some((new, document)))
+        Ok((!ownership::keep_old_if_same(&live.document, &mut document)).then_some((new, document)))
     }
 
     pub(super) async fn read_record(

@@ -1,12 +1,13 @@
 //! Errors of a dial, for every endpoint and route, the most informative first.
 
-use std::error::Error;
 use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use causeway_api::error_chain;
+
 use super::plan::DialRoute;
-use super::proxy::ProxyError;
+use super::proxy::ProxyDialError;
 use crate::quic::ConnectError;
 use crate::tls::TlsError;
 use crate::token::ChannelEndpoint;
@@ -27,7 +28,7 @@ pub enum AttemptError {
     #[error("the proxy {proxy} cannot be reached")]
     ProxyAway { proxy: ChannelEndpoint, source: io::Error },
     #[error("the proxy {proxy} leads nowhere")]
-    Proxy { proxy: ChannelEndpoint, source: ProxyError },
+    Proxy { proxy: ChannelEndpoint, source: ProxyDialError },
     #[error("TLS failed")]
     Handshake(#[source] io::Error),
     #[error("QUIC failed")]
@@ -37,8 +38,8 @@ pub enum AttemptError {
     )]
     NotChannel,
     #[error(
-        "who answers is not the cloud this edge belongs to: its certificate is from another CA \
-         (a CA that was replaced since, or somebody in between)"
+        "the server is not the cloud that this edge belongs to: its certificate is from another CA \
+         (a CA that was replaced since, or an interception in between)"
     )]
     WrongAuthority,
 }
@@ -91,13 +92,7 @@ impl fmt::Display for FailedAttempt {
             Some(DialRoute::Tcp(address)) => write!(formatter, " over TCP ({address})")?,
             Some(DialRoute::Proxy) => write!(formatter, " over TCP through the proxy")?,
         }
-        write!(formatter, ": {}", self.error)?;
-        let mut cause = self.error.source();
-        while let Some(error) = cause {
-            write!(formatter, ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
+        write!(formatter, ": {}", error_chain(&self.error))
     }
 }
 
@@ -173,7 +168,7 @@ mod tests {
         ]);
         let text = error.to_string();
         let place = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part} is not in {text}"));
-        assert!(place("over TCP (192.0.2.1:7444): who answers is not the cloud") < place("has no address"));
+        assert!(place("over TCP (192.0.2.1:7444): the server is not the cloud") < place("has no address"));
         assert!(place("has no address") < place("over QUIC (192.0.2.1:7444): no answer within 2000 ms"));
         assert!(matches!(DialError::new(Vec::new()), DialError::NoEndpoint));
     }

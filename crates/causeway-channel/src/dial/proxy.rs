@@ -84,7 +84,7 @@ impl ConnectProxy {
     }
 
     /// Requests a tunnel to `endpoint` from the proxy on `io`; afterwards `io` leads there.
-    pub async fn ask<T>(&self, io: &mut T, endpoint: &ChannelEndpoint) -> Result<(), ProxyError>
+    pub async fn ask<T>(&self, io: &mut T, endpoint: &ChannelEndpoint) -> Result<(), ProxyDialError>
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
@@ -93,13 +93,13 @@ impl ConnectProxy {
             request.push_str(&format!("Proxy-Authorization: {authorization}\r\n"));
         }
         request.push_str("\r\n");
-        io.write_all(request.as_bytes()).await.map_err(ProxyError::Talk)?;
-        io.flush().await.map_err(ProxyError::Talk)?;
+        io.write_all(request.as_bytes()).await.map_err(ProxyDialError::Talk)?;
+        io.flush().await.map_err(ProxyDialError::Talk)?;
         let answer = read_answer(io).await?;
-        match status(&answer).ok_or(ProxyError::NotHttp)? {
+        match status(&answer).ok_or(ProxyDialError::NotHttp)? {
             (200..=299, _) => Ok(()),
-            (407, _) => Err(ProxyError::Credentials),
-            (status, reason) => Err(ProxyError::Refused { status, reason }),
+            (407, _) => Err(ProxyDialError::Credentials),
+            (status, reason) => Err(ProxyDialError::Refused { status, reason }),
         }
     }
 }
@@ -109,13 +109,13 @@ const ANSWER_BYTES_MAX: usize = 8 * 1024;
 
 /// Byte by byte, because bytes after the head already belong to the endpoint. A head has a few hundred bytes,
 /// once per dial.
-async fn read_answer(io: &mut (impl AsyncRead + Unpin)) -> Result<Vec<u8>, ProxyError> {
+async fn read_answer(io: &mut (impl AsyncRead + Unpin)) -> Result<Vec<u8>, ProxyDialError> {
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\n") && !answer.ends_with(b"\n\n") {
         if answer.len() >= ANSWER_BYTES_MAX {
-            return Err(ProxyError::NotHttp);
+            return Err(ProxyDialError::NotHttp);
         }
-        answer.push(io.read_u8().await.map_err(ProxyError::Talk)?);
+        answer.push(io.read_u8().await.map_err(ProxyDialError::Talk)?);
     }
     Ok(answer)
 }
@@ -134,12 +134,14 @@ pub fn status(answer: &[u8]) -> Option<(u16, String)> {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ProxyError {
-    #[error("the talk with the proxy failed")]
+pub enum ProxyDialError {
+    #[error("the connection to the proxy failed")]
     Talk(#[source] io::Error),
-    #[error("it is no HTTP proxy")]
+    #[error("the server at this address is no HTTP proxy")]
     NotHttp,
-    #[error("the proxy wants a user and a password (http://USER:PASSWORD@HOST:PORT), or others than these")]
+    #[error(
+        "the proxy requires a user and a password, or refuses the given ones: set http://USER:PASSWORD@HOST:PORT"
+    )]
     Credentials,
     #[error("the proxy refuses: {status} {reason}")]
     Refused { status: u16, reason: String },

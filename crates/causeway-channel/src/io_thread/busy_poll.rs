@@ -63,7 +63,7 @@ pub async fn keep() {
             // Lets the runtime poll its sockets, and ready tasks run.
             tokio::task::yield_now().await;
             now = Instant::now();
-            next = budget.look(now, take_new(&mut seen), away);
+            next = budget.handle_poll(now, take_new(&mut seen), away);
         }
         if let PollAction::Rest(pause) = next {
             tokio::time::sleep(pause).await;
@@ -119,7 +119,7 @@ impl PollBudget {
     }
 
     /// After a poll that found `messages` messages; before it the core was yielded, for `away`.
-    fn look(&mut self, now: Instant, messages: u64, away: Duration) -> PollAction {
+    fn handle_poll(&mut self, now: Instant, messages: u64, away: Duration) -> PollAction {
         if away > AWAY_MAX || messages >= MESSAGES_MANY {
             return self.rest();
         }
@@ -149,7 +149,7 @@ impl PollBudget {
 mod tests {
     use super::*;
 
-    const LOOK: Duration = Duration::from_micros(2);
+    const POLL_TIME: Duration = Duration::from_micros(2);
 
     /// Simulates a thread with a message every `gap`, for a second. Returns the share of time spent polling,
     /// and how many messages found the thread awake.
@@ -166,15 +166,15 @@ mod tests {
             let mut next = budget.begin(now, weight);
             let mut next_at = now + gap;
             while next == PollAction::Look && now < end {
-                now += LOOK.max(away);
-                looking += LOOK;
+                now += POLL_TIME.max(away);
+                looking += POLL_TIME;
                 let has_come = now >= next_at;
                 if has_come {
                     next_at = now + gap;
                     messages += 1;
                     awake += 1;
                 }
-                next = budget.look(now, if has_come { weight } else { 0 }, away);
+                next = budget.handle_poll(now, if has_come { weight } else { 0 }, away);
             }
             if let PollAction::Rest(pause) = next {
                 messages += pause.as_nanos() / gap.as_nanos();
@@ -211,13 +211,13 @@ mod tests {
         let now = Instant::now();
         let mut budget = PollBudget::new(now);
         let pauses: Vec<PollAction> =
-            (0..5).map(|_| budget.look(now, MESSAGES_MANY, Duration::ZERO)).collect();
+            (0..5).map(|_| budget.handle_poll(now, MESSAGES_MANY, Duration::ZERO)).collect();
         let millis = [20, 40, 80, 100, 100].map(|millis| PollAction::Rest(Duration::from_millis(millis)));
         assert_eq!(pauses, millis);
         for _ in 0..PAYING_MIN {
-            assert_eq!(budget.look(now, 1, Duration::ZERO), PollAction::Look);
+            assert_eq!(budget.handle_poll(now, 1, Duration::ZERO), PollAction::Look);
         }
-        assert_eq!(budget.look(now, 1, AWAY_MAX * 2), PollAction::Rest(REST_MIN));
+        assert_eq!(budget.handle_poll(now, 1, AWAY_MAX * 2), PollAction::Rest(REST_MIN));
     }
 
     #[tokio::test]

@@ -81,7 +81,7 @@ impl DatagramFlowRecv {
             match self.frames.take() {
                 Some(DatagramFrame::Datagram(datagram)) => return Ok(Some(datagram)),
                 Some(DatagramFrame::Word(word)) => {
-                    self.hear(word);
+                    self.handle_control_word(word);
                     continue;
                 }
                 None => {}
@@ -110,7 +110,7 @@ impl DatagramFlowRecv {
         self.stream.stop(code);
     }
 
-    fn hear(&self, word: u16) {
+    fn handle_control_word(&self, word: u16) {
         // Control words of a newer peer are ignored.
         if let (WELCOME, Some(mailbox)) = (word, self.stream.mailbox()) {
             mailbox.welcome();

@@ -273,18 +273,6 @@ pub enum StreamError {
     Refused(#[from] Reset),
 }
 
-/// A datagram was not sent.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DatagramError {
-    #[error("{bytes} bytes do not fit a datagram of {bytes_max}")]
-    TooLarge { bytes: usize, bytes_max: usize },
-    /// Dropped and counted: the send queue is full.
-    #[error("the queue of datagrams is full")]
-    Full,
-    #[error("the link is closed")]
-    Closed,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

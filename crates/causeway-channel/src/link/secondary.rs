@@ -2,8 +2,8 @@
 //!
 //! The slot belongs to the primary link and is shared by all its handles. New streams take the attached link; a retired
 //! link carries the streams it has until they end. Closing the primary link closes every link of the slot, and a link that
-//! is attached afterwards is closed at once, so nothing outlives the session. Which streams should use it, and when it is
-//! opened, is decided by `session::SecondaryPolicy` at the edge.
+//! is attached afterwards is closed at once, so nothing outlives the session. `session::SecondaryPolicy` at the
+//! edge decides when it is opened and which streams use it.
 
 use std::sync::{Mutex, MutexGuard};
 

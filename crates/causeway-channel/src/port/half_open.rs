@@ -41,10 +41,10 @@ impl<T> HalfOpenHandshakes<T> {
             _ => None,
         };
         let gone = match oldest_here {
-            Some(id) => self.leave(id).map(|handle| (handle, RejectReason::HalfOpenAddress)),
+            Some(id) => self.remove(id).map(|handle| (handle, RejectReason::HalfOpenAddress)),
             None if self.entries.len() >= self.all_max => {
                 let oldest = self.entries.keys().next().copied();
-                oldest.and_then(|id| self.leave(id)).map(|handle| (handle, RejectReason::HalfOpenAll))
+                oldest.and_then(|id| self.remove(id)).map(|handle| (handle, RejectReason::HalfOpenAll))
             }
             None => None,
         };
@@ -56,7 +56,7 @@ impl<T> HalfOpenHandshakes<T> {
     }
 
     /// Returns `None` if the handshake was already cancelled.
-    pub(super) fn leave(&mut self, id: u64) -> Option<T> {
+    pub(super) fn remove(&mut self, id: u64) -> Option<T> {
         let (address, handle) = self.entries.remove(&id)?;
         if let Some(ids) = self.by_address.get_mut(&address) {
             ids.remove(&id);
@@ -99,8 +99,8 @@ mod tests {
         let (second, _) = half_open.enter(address(2), "second");
         let (_, gone) = half_open.enter(address(3), "third");
         assert_eq!(gone, Some(("first", RejectReason::HalfOpenAll)));
-        assert_eq!(half_open.leave(second), Some("second"));
-        assert_eq!(half_open.leave(second), None);
+        assert_eq!(half_open.remove(second), Some("second"));
+        assert_eq!(half_open.remove(second), None);
         let (_, gone) = half_open.enter(address(4), "fourth");
         assert_eq!((gone, half_open.len()), (None, 2), "a place that was left is free");
         assert_eq!(half_open.by_address.len(), 2, "nothing is kept of those who left");

@@ -190,29 +190,38 @@ impl Drop for HandshakeSlot {
 mod tests {
     use super::*;
 
-    fn leave(concurrency: &mut HandshakeConcurrency, count: usize, took: Duration, is_full: bool) -> usize {
+    fn release_many(
+        concurrency: &mut HandshakeConcurrency,
+        count: usize,
+        took: Duration,
+        is_full: bool,
+    ) -> usize {
         (0..count).map(|_| concurrency.handle_left(took, is_full)).sum()
     }
 
     #[test]
     fn places_grow_while_all_are_taken_and_left_quickly() {
         let mut concurrency = HandshakeConcurrency::new(2048);
-        assert_eq!(leave(&mut concurrency, 100, FAST / 2, false), 100, "one comes, one goes");
-        assert_eq!(leave(&mut concurrency, 100, FAST / 2, true), 200);
+        assert_eq!(release_many(&mut concurrency, 100, FAST / 2, false), 100, "one comes, one goes");
+        assert_eq!(release_many(&mut concurrency, 100, FAST / 2, true), 200);
         assert_eq!(concurrency.existing, 228);
-        leave(&mut concurrency, 10_000, FAST / 2, true);
+        release_many(&mut concurrency, 10_000, FAST / 2, true);
         assert_eq!(concurrency.existing, 2048, "and not beyond the bound");
     }
 
     #[test]
     fn places_go_when_work_takes_too_long() {
         let mut concurrency = HandshakeConcurrency::new(2048);
-        leave(&mut concurrency, 872, FAST / 2, true);
+        release_many(&mut concurrency, 872, FAST / 2, true);
         assert_eq!(concurrency.existing, 1000);
-        assert_eq!(leave(&mut concurrency, 1000, SLOW, true), 500, "a slot of slow ones halves them");
-        leave(&mut concurrency, 10_000, SLOW, true);
+        assert_eq!(release_many(&mut concurrency, 1000, SLOW, true), 500, "a slot of slow ones halves them");
+        release_many(&mut concurrency, 10_000, SLOW, true);
         assert_eq!(concurrency.existing, SLOTS_MIN as usize, "and some are always left");
-        assert_eq!(leave(&mut concurrency, 10, (FAST + SLOW) / 2, true), 10, "in between nothing changes");
+        assert_eq!(
+            release_many(&mut concurrency, 10, (FAST + SLOW) / 2, true),
+            10,
+            "in between nothing changes"
+        );
     }
 
     #[tokio::test(start_paused = true)]

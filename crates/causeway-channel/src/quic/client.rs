@@ -29,10 +29,10 @@ pub struct QuicClient {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    #[error("QUIC cannot be spoken with these settings: {0}")]
+    #[error("invalid QUIC settings: {0}")]
     Settings(String),
     /// The port is busy and names the time of the next attempt.
-    #[error("the cloud has too much to do; it asks to come again in {} ms", .0.wait.as_millis())]
+    #[error("the cloud is overloaded; retry in {} ms", .0.wait.as_millis())]
     Busy(BusyRefusal),
     /// The handshake failed for this reason.
     #[error(transparent)]
@@ -69,20 +69,20 @@ impl QuicClient {
         &self,
         address: SocketAddr,
         tls: rustls::ClientConfig,
-        number: Option<RetryTicket>,
+        ticket: Option<RetryTicket>,
     ) -> Result<Link, ConnectError> {
         let settings = |error: &dyn std::fmt::Display| ConnectError::Settings(error.to_string());
         let tls = QuicClientConfig::try_from(tls).map_err(|error| settings(&error))?;
         let mut config = ClientConfig::new(Arc::new(tls));
         config.transport_config(self.transports.of(path::is_inside(address)));
-        if let Some(number) = number {
-            config.initial_dst_cid_provider(Arc::new(move || number.connection_id()));
+        if let Some(ticket) = ticket {
+            config.initial_dst_cid_provider(Arc::new(move || ticket.connection_id()));
         }
         // The server name is only a hint for load balancers; the verifier requires the cloud's own name.
         let (driver, connecting) =
             DriverThread::of_new(|| self.endpoint.connect_with(config, address, CLOUD_NAME));
         let connection = connecting.map_err(|error| settings(&error))?.await.map_err(failed)?;
-        driver.settle(LinkSide::Dialled);
+        driver.move_to_io_thread(LinkSide::Dialled);
         Ok(QuicLink::new(connection, self.options.limits.clone(), driver).into())
     }
 

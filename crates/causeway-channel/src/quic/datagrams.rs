@@ -47,7 +47,7 @@ impl DatagramRouter {
         DatagramRouter { connection, counters, buffer_bytes, started: OnceLock::new() }
     }
 
-    /// Creates the mailbox of a stream, or of the link itself. `is_welcome`: the peer has announced its own.
+    /// Creates the mailbox of a stream. `is_welcome`: the peer has announced its own.
     pub(super) fn mailbox(&self, number: u64, is_welcome: bool) -> Arc<DatagramMailbox> {
         let start = || Datagrams::start(self.connection.clone(), self.counters.clone(), self.buffer_bytes);
         self.started.get_or_init(start).mailbox(number, is_welcome)

@@ -1,8 +1,8 @@
 //! The runtimes that quinn's tasks run on.
 //!
 //! quinn spawns one task per connection and one per endpoint, and does not say which is which. A connection begins on the
-//! common runtime, so that handshakes of a reconnecting fleet delay no traffic, and moves to an I/O thread once it is
-//! admitted: its packets, its streams and the connections that use them are then handled by one thread (`io_thread`).
+//! common runtime, so that handshakes of a reconnecting fleet delay no traffic, and moves to an I/O thread with its first
+//! stream after it was admitted: its packets, its streams and the connections that use them are then handled by one thread (`io_thread`).
 //! `IoRuntime` is the runtime of a dialling endpoint; the port's is `workarounds::receive_thread`.
 
 use std::cell::RefCell;
@@ -48,7 +48,7 @@ impl DriverThread {
     }
 
     /// Moves the connection to an I/O thread. It stays where it is when no thread can be started.
-    pub(super) fn settle(&self, side: LinkSide) {
+    pub(super) fn move_to_io_thread(&self, side: LinkSide) {
         if self.runtime.get().is_some() {
             return;
         }

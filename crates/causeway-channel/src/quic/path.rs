@@ -2,7 +2,7 @@
 //!
 //! The actual size is found by quinn, which begins with 1,200 bytes and probes. This module only decides
 //! whether sizes above Ethernet are worth probing: inside this host they are. Larger packets are fewer, and
-//! each costs the same at both ends. Where only the first link of a route carries more (jumbo frames, as in
+//! each costs the same at both ends. If only the first link of a route carries more (jumbo frames, as in
 //! many clouds), the next one most likely does not, and every link would begin with probes that get lost.
 
 use std::io;

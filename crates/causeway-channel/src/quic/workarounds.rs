@@ -12,9 +12,8 @@
 //! - `receive_thread`: the endpoint reads for 50 µs per poll (quinn-rs/quinn#1133).
 //! - `refusing_handshake`: a refusal carries no text (quinn-rs/quinn#2235).
 //!
-//! Smaller ones stay at their call: `QuicSend::drop` resets a stream that quinn would finish,
-//! `raise_stream_limit` takes steps that quinn announces, and `send_datagram` checks the space because quinn
-//! drops the oldest datagram uncounted.
+//! Smaller ones stay at their call: `QuicSend::drop` resets a stream that quinn would finish, and
+//! `raise_stream_limit` takes steps that quinn announces.
 
 pub(super) mod adaptive_gso;
 pub(super) mod bounded_socket;

@@ -70,6 +70,15 @@ impl Keepalive {
         Keepalive { every, heard: now, asked: now, plan: now + every, known: now, rtt, question: None }
     }
 
+    /// Changes the interval. The message that asked for it is a sign of the peer, so pings of a fleet that is told together
+    /// are spread by `plan_again`.
+    pub fn set_interval(&mut self, every: Duration) {
+        self.every = every.clamp(EVERY_MIN, EVERY_MAX);
+        if self.question.is_none() {
+            self.plan = self.known + self.every;
+        }
+    }
+
     /// Records when the peer was last heard, and the round trip if it is known. Older reports change nothing.
     pub fn handle_heard(&mut self, at: Instant, rtt: Option<Duration>) {
         self.rtt = rtt.unwrap_or(self.rtt);
@@ -309,6 +318,17 @@ mod tests {
 
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_shorter_interval_counts_from_the_last_sign() {
+        let start = Instant::now();
+        let mut keepalive = Keepalive::new(start, EVERY);
+        keepalive.set_interval(EVERY_QUICK);
+        assert_eq!(keepalive.due(), start + EVERY_QUICK);
+        assert_eq!(keepalive.next(start + EVERY_QUICK, 1.0), KeepaliveAction::Ask);
+        keepalive.set_interval(EVERY);
+        assert_eq!(keepalive.due(), start + EVERY_QUICK + PATIENCE_MIN, "an open ping goes on");
     }
 
     #[test]

@@ -150,8 +150,8 @@ enum Phase {
         until: Instant,
     },
     Connecting(Attempt),
-    Ready(Session, Next),
-    Draining(Session, Next),
+    Ready(Session, PlannedSession),
+    Draining(Session, PlannedSession),
     Stopped,
 }
 
@@ -177,7 +177,7 @@ struct Session {
 
 /// The session after this one.
 #[derive(Debug)]
-enum Next {
+enum PlannedSession {
     Unplanned,
     /// Try QUIC beside TCP.
     BetterAt(Instant),
@@ -293,11 +293,7 @@ impl Supervisor {
         self.unanswered = 0;
         self.is_patient = false;
         self.choice.handle_connected(now, welcomed.transport);
-        let every = match welcomed.keepalive.is_zero() {
-            true => super::keepalive::EVERY,
-            false => welcomed.keepalive,
-        };
-        let keepalive = Keepalive::new(now, every);
+        let keepalive = Keepalive::new(now, interval(welcomed.keepalive));
         let session = Session {
             link,
             transport: welcomed.transport,
@@ -331,13 +327,14 @@ impl Supervisor {
             pause = self.backoff.pause_in_line(retry_after, jitter);
         }
         match &mut self.phase {
-            Phase::Ready(_, next @ Next::Better(_)) | Phase::Draining(_, next @ Next::Better(_)) => {
+            Phase::Ready(_, next @ PlannedSession::Better(_))
+            | Phase::Draining(_, next @ PlannedSession::Better(_)) => {
                 self.choice.handle_retry_failed(now);
-                *next = self.choice.retry_at().map_or(Next::Unplanned, Next::BetterAt);
+                *next = self.choice.retry_at().map_or(PlannedSession::Unplanned, PlannedSession::BetterAt);
             }
             Phase::Ready(_, next) | Phase::Draining(_, next) => {
                 self.backoff.handle_failure();
-                *next = Next::ReplaceAt(now + pause);
+                *next = PlannedSession::ReplaceAt(now + pause);
             }
             _ if is_expired(failure) => self.phase = Phase::Enrolling { until: now + ENROLLING_MAX },
             // Not a failure: it was not our turn.
@@ -400,8 +397,10 @@ impl Supervisor {
                 session.ends = Some(now + deadline.min(super::HINT_MAX));
                 session.drain_hint = Some(hint);
                 let next = match next {
-                    Next::Replace(attempt) | Next::Better(attempt) => Next::Replace(attempt),
-                    _ => Next::ReplaceAt(at),
+                    PlannedSession::Replace(attempt) | PlannedSession::Better(attempt) => {
+                        PlannedSession::Replace(attempt)
+                    }
+                    _ => PlannedSession::ReplaceAt(at),
                 };
                 self.phase = Phase::Draining(session, next);
             }
@@ -413,6 +412,13 @@ impl Supervisor {
     pub fn handle_hint(&mut self, link: LinkId, hint: Duration) {
         if self.current() == Some(link) {
             self.backoff.handle_hint(hint);
+        }
+    }
+
+    /// The cloud asks for another keepalive interval; zero: the default. A link over TCP keeps its own.
+    pub fn handle_keepalive(&mut self, link: LinkId, every: Duration) {
+        if let Some(session) = self.session_mut(link).filter(|session| session.transport == Transport::Quic) {
+            session.keepalive.set_interval(interval(every));
         }
     }
 
@@ -444,16 +450,16 @@ impl Supervisor {
         match &mut self.phase {
             Phase::BackingOff { until, not_before } => *until = now.max(*not_before),
             Phase::Enrolling { until } => *until = now,
-            Phase::Ready(_, next @ (Next::Unplanned | Next::BetterAt(_))) => {
-                *next = Next::ReplaceAt(now + REPLACE_SPREAD.mul_f64(jitter.clamp(0.0, 1.0)));
+            Phase::Ready(_, next @ (PlannedSession::Unplanned | PlannedSession::BetterAt(_))) => {
+                *next = PlannedSession::ReplaceAt(now + REPLACE_SPREAD.mul_f64(jitter.clamp(0.0, 1.0)));
             }
             // The running attempt presents the old certificate, and the cloud would end its session with it.
-            Phase::Ready(_, next @ (Next::Better(_) | Next::Replace(_)))
-            | Phase::Draining(_, next @ (Next::Better(_) | Next::Replace(_))) => {
+            Phase::Ready(_, next @ (PlannedSession::Better(_) | PlannedSession::Replace(_)))
+            | Phase::Draining(_, next @ (PlannedSession::Better(_) | PlannedSession::Replace(_))) => {
                 if let Some(attempt) = next.attempt() {
                     self.actions.push_back(SupervisorAction::Abandon { link: attempt.link });
                 }
-                *next = Next::ReplaceAt(now);
+                *next = PlannedSession::ReplaceAt(now);
             }
             Phase::Connecting(attempt) => {
                 self.actions.push_back(SupervisorAction::Abandon { link: attempt.link });
@@ -483,16 +489,16 @@ impl Supervisor {
         if next.due().is_none_or(|due| now < due) {
             return;
         }
-        match std::mem::replace(next, Next::Unplanned) {
-            Next::Unplanned => {}
-            Next::BetterAt(_) => {
-                self.set_next(|this| Next::Better(this.attempt(now, AttemptedTransports::Quic)))
+        match std::mem::replace(next, PlannedSession::Unplanned) {
+            PlannedSession::Unplanned => {}
+            PlannedSession::BetterAt(_) => {
+                self.set_next(|this| PlannedSession::Better(this.attempt(now, AttemptedTransports::Quic)))
             }
-            Next::ReplaceAt(_) => {
+            PlannedSession::ReplaceAt(_) => {
                 let transports = self.transports();
-                self.set_next(|this| Next::Replace(this.attempt(now, transports)));
+                self.set_next(|this| PlannedSession::Replace(this.attempt(now, transports)));
             }
-            late @ (Next::Better(_) | Next::Replace(_)) => {
+            late @ (PlannedSession::Better(_) | PlannedSession::Replace(_)) => {
                 let link = late.attempt().map(|attempt| attempt.link);
                 self.set_next(|_| late);
                 if let Some(link) = link {
@@ -503,7 +509,7 @@ impl Supervisor {
         }
     }
 
-    fn set_next(&mut self, make: impl FnOnce(&mut Supervisor) -> Next) {
+    fn set_next(&mut self, make: impl FnOnce(&mut Supervisor) -> PlannedSession) {
         let made = make(self);
         if let Phase::Ready(_, next) | Phase::Draining(_, next) = &mut self.phase {
             *next = made;
@@ -536,8 +542,8 @@ impl Supervisor {
             self.actions.push_back(SupervisorAction::Renew);
         }
         match next {
-            Next::Replace(attempt) => self.phase = Phase::Connecting(attempt),
-            Next::Better(attempt) if is_by_us => self.phase = Phase::Connecting(attempt),
+            PlannedSession::Replace(attempt) => self.phase = Phase::Connecting(attempt),
+            PlannedSession::Better(attempt) if is_by_us => self.phase = Phase::Connecting(attempt),
             other => {
                 self.abandon(other);
                 let pause = self.backoff.pause_after_loss(jitter);
@@ -570,7 +576,7 @@ impl Supervisor {
         }
     }
 
-    fn abandon(&mut self, next: Next) {
+    fn abandon(&mut self, next: PlannedSession) {
         if let Some(attempt) = next.attempt() {
             self.actions.push_back(SupervisorAction::Abandon { link: attempt.link });
         }
@@ -581,8 +587,8 @@ impl Supervisor {
         self.phase = Phase::BackingOff { until: now + pause, not_before };
     }
 
-    fn better(&self) -> Next {
-        self.choice.retry_at().map_or(Next::Unplanned, Next::BetterAt)
+    fn better(&self) -> PlannedSession {
+        self.choice.retry_at().map_or(PlannedSession::Unplanned, PlannedSession::BetterAt)
     }
 
     fn session(&self) -> Option<&Session> {
@@ -603,29 +609,38 @@ impl Supervisor {
     fn attempt_mut(&mut self, link: LinkId) -> Option<&mut Attempt> {
         match &mut self.phase {
             Phase::Connecting(attempt) => Some(attempt),
-            Phase::Ready(_, Next::Better(attempt) | Next::Replace(attempt)) => Some(attempt),
-            Phase::Draining(_, Next::Better(attempt) | Next::Replace(attempt)) => Some(attempt),
+            Phase::Ready(_, PlannedSession::Better(attempt) | PlannedSession::Replace(attempt)) => {
+                Some(attempt)
+            }
+            Phase::Draining(_, PlannedSession::Better(attempt) | PlannedSession::Replace(attempt)) => {
+                Some(attempt)
+            }
             _ => None,
         }
         .filter(|attempt| attempt.link == link)
     }
 }
 
-impl Next {
+impl PlannedSession {
     fn due(&self) -> Option<Instant> {
         match self {
-            Next::Unplanned => None,
-            Next::BetterAt(at) | Next::ReplaceAt(at) => Some(*at),
-            Next::Better(attempt) | Next::Replace(attempt) => Some(attempt.deadline),
+            PlannedSession::Unplanned => None,
+            PlannedSession::BetterAt(at) | PlannedSession::ReplaceAt(at) => Some(*at),
+            PlannedSession::Better(attempt) | PlannedSession::Replace(attempt) => Some(attempt.deadline),
         }
     }
 
     fn attempt(&self) -> Option<&Attempt> {
         match self {
-            Next::Better(attempt) | Next::Replace(attempt) => Some(attempt),
+            PlannedSession::Better(attempt) | PlannedSession::Replace(attempt) => Some(attempt),
             _ => None,
         }
     }
+}
+
+/// Zero stands for the default.
+fn interval(asked: Duration) -> Duration {
+    if asked.is_zero() { super::keepalive::EVERY } else { asked }
 }
 
 fn doubts_certificate(code: SessionRefusedCode) -> bool {

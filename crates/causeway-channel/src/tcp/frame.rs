@@ -1,8 +1,8 @@
 //! Frames of the TCP transport inside TLS: parsing and writing.
 //!
 //! A frame has a head of 8 bytes (kind, flags, length, stream; big-endian) and a payload. Unknown kinds from
-//! 128 up are ignored, and payloads of `LinkSettings` may grow; any other deviation is an error. Whether a
-//! frame is allowed in the current state is decided in `mux`. The bytes are pinned by
+//! 128 up are ignored, and payloads of `LinkSettings` may grow; any other deviation is an error. The state in
+//! which a frame is allowed is checked in `mux`. The bytes are pinned by
 //! `tests/it/wire_fixtures.rs`.
 
 use crate::link::{CloseReason, HEADER_BYTES_MAX};
@@ -69,6 +69,7 @@ pub enum Frame<'a> {
         stream: u32,
         bytes: u32,
     },
+    /// A datagram of the link itself. This version sends none.
     Datagram(&'a [u8]),
     Ping(u64),
     Pong(u64),
@@ -180,7 +181,7 @@ impl Frame<'_> {
             Frame::Stop { stream, code } => short(out, STOP, stream, code),
             Frame::Credit { stream, bytes } => short(out, CREDIT, stream, bytes),
             Frame::Datagram(bytes) => {
-                datagram_head(out, bytes.len());
+                head(out, DATAGRAM, 0, bytes.len(), 0);
                 out.extend_from_slice(bytes);
             }
             Frame::Ping(nonce) => {
@@ -206,17 +207,13 @@ pub fn data_head(out: &mut Vec<u8>, stream: u32, length: usize, fin: bool) {
     head(out, DATA, if fin { FIN } else { 0 }, length, stream);
 }
 
-pub fn datagram_head(out: &mut Vec<u8>, length: usize) {
-    head(out, DATAGRAM, 0, length, 0);
-}
-
 fn short(out: &mut Vec<u8>, kind: u8, stream: u32, value: u32) {
     head(out, kind, 0, 4, stream);
     out.extend_from_slice(&value.to_be_bytes());
 }
 
 fn head(out: &mut Vec<u8>, kind: u8, flags: u8, length: usize, stream: u32) {
-    let length = u16::try_from(length).expect("payloads are bounded far below 64 KiB by whoever frames them");
+    let length = u16::try_from(length).expect("payloads are bounded far below 64 KiB by the callers");
     let [length_high, length_low] = length.to_be_bytes();
     let [a, b, c, d] = stream.to_be_bytes();
     out.extend_from_slice(&[kind, flags, length_high, length_low, a, b, c, d]);

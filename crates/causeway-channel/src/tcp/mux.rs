@@ -1,9 +1,10 @@
-//! Multiplexes streams and datagrams on one connection.
+//! Multiplexes streams on one connection.
 //!
 //! Pure: no socket, no task; the time is an argument, and wakers are only stored and returned. The driver
 //! calls `handle_bytes` and `fill`; stream handles call the rest. Memory that the peer can occupy is bounded
 //! by credit, and a peer that exceeds its credit has its link closed. Reading from the connection therefore
-//! never has to wait, and a stream that is not read does not block other streams.
+//! never has to wait, and a stream that is not read does not block other streams. Datagrams are data of their
+//! streams (`link::flow`); a datagram frame, which older peers could send, is dropped and counted.
 
 mod batch;
 mod halves;
@@ -25,13 +26,10 @@ pub use self::halves::StreamFailure;
 use self::hash::NumberHash;
 pub use self::stream::{MuxStream, StreamPriority};
 use self::stream::{RecvHalf, SendHalf};
-use super::frame::{LinkSettings, PAYLOAD_BYTES_MAX};
+use super::frame::LinkSettings;
 use crate::link::{
     BudgetShare, CloseCode, CloseReason, ClosedBy, LinkClosed, LinkLimits, LinkSide, LinkStats, ReceiveBudget,
 };
-
-/// Largest datagram: one frame.
-pub const DATAGRAM_BYTES_MAX: usize = PAYLOAD_BYTES_MAX;
 
 /// Interval of round-trip measurements while the link is in use.
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -48,8 +46,7 @@ pub struct Mux {
     peer_open: u32,
     /// Streams of the peer in `streams`: open, or ended and not yet dropped by the application.
     peer_held: u32,
-    /// Before admission: the number of streams that the peer may still open. Its datagrams are dropped during
-    /// this time.
+    /// Before admission: the number of streams that the peer may still open.
     before_admission: Option<u32>,
     /// The unread bytes, as part of the budget of the peer.
     share: Option<BudgetShare>,
@@ -61,7 +58,6 @@ pub struct Mux {
     /// Bytes of the headers in `accepted`.
     accepted_bytes: usize,
     outgoing: outgoing::ControlQueue,
-    datagrams_in: Datagrams,
     ping: Ping,
     ended: Option<LinkClosed>,
     last_heard: Instant,
@@ -80,7 +76,6 @@ struct Bounds {
     window_max: u64,
     receive_max: u64,
     send_max: usize,
-    datagram_bytes_max: usize,
 }
 
 /// Bound of headers of streams that wait for `accept`. Those of 16,384 streams opened at once are about 2
@@ -116,7 +111,6 @@ impl Bounds {
             window_max: WINDOW_BYTES_MAX.max(u64::from(limits.stream_window_bytes)),
             receive_max,
             send_max: limits.send_window_bytes as usize,
-            datagram_bytes_max: limits.datagram_buffer_bytes,
         }
     }
 
@@ -138,8 +132,7 @@ impl Bounds {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MuxSignals {
     pub accepted: bool,
-    pub room: bool,
-    pub datagram: bool,
+    pub stream_credit: bool,
     pub pong: bool,
     pub ended: bool,
 }
@@ -170,7 +163,6 @@ impl Mux {
             accepted: VecDeque::new(),
             accepted_bytes: 0,
             outgoing: outgoing::ControlQueue::default(),
-            datagrams_in: Datagrams::default(),
             ping: Ping::default(),
             ended: None,
             last_heard: now,
@@ -203,7 +195,7 @@ impl Mux {
         }
     }
 
-    /// Opens a stream. Returns `None` while the peer allows no more; `room` is signalled when that changes.
+    /// Opens a stream. Returns `None` while the peer allows no more; `stream_credit` is signalled when that changes.
     pub fn open(&mut self, header: Bytes, class: StreamPriority) -> Result<Option<u32>, LinkClosed> {
         self.check_open()?;
         if self.own_open >= self.peer.streams_max.min(self.bounds.streams_max) {
@@ -268,23 +260,6 @@ impl Mux {
 
     pub fn count_malformed(&mut self) {
         self.stats.streams_malformed += 1;
-    }
-
-    /// Queues a datagram. When too many are queued the oldest are dropped, because the newest has the most
-    /// value.
-    pub fn send_datagram(&mut self, data: Bytes) -> Result<(), LinkClosed> {
-        self.check_open()?;
-        debug_assert!(data.len() <= DATAGRAM_BYTES_MAX, "the link checks the size");
-        let dropped = self.outgoing.datagrams.push(data, self.bounds.datagram_bytes_max);
-        self.stats.datagrams_dropped += dropped;
-        Ok(())
-    }
-
-    pub fn read_datagram(&mut self) -> Result<Option<Bytes>, LinkClosed> {
-        match self.datagrams_in.pop() {
-            Some(data) => Ok(Some(data)),
-            None => self.check_open().map(|()| None),
-        }
     }
 
     /// Requests a round-trip measurement, and returns its number.
@@ -354,7 +329,7 @@ impl Mux {
         }
         self.ended = Some(closed);
         self.outgoing.forget_all_but_close();
-        self.signals = MuxSignals { accepted: true, room: true, datagram: true, pong: true, ended: true };
+        self.signals = MuxSignals { accepted: true, stream_credit: true, pong: true, ended: true };
         for stream in self.streams.values_mut() {
             stream.send.queue.clear();
             let halves = [stream.send.writer.take(), stream.send.watcher.take(), stream.recv.reader.take()];
@@ -371,7 +346,7 @@ impl Mux {
     }
 
     /// Stops counting an ended stream, and removes it once no handle holds it.
-    fn settle(&mut self, id: u32) {
+    fn release_if_over(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let is_over = stream.is_over();
         if is_over && stream.counted {
@@ -379,7 +354,7 @@ impl Mux {
             let open = if stream.own { &mut self.own_open } else { &mut self.peer_open };
             *open -= 1;
             self.stats.streams_open -= 1;
-            self.signals.room |= stream.own;
+            self.signals.stream_credit |= stream.own;
         }
         if (is_over || self.ended.is_some()) && !stream.is_held() {
             self.committed -= stream.recv.committed();
@@ -417,39 +392,6 @@ impl Mux {
         let held = self.streams.values().filter(|stream| !stream.own).count();
         let accepted: usize = self.accepted.iter().map(|(_, header)| header.len()).sum();
         assert_eq!((self.peer_held as usize, self.accepted_bytes), (held, accepted));
-    }
-}
-
-/// Queued datagrams, bounded by bytes.
-#[derive(Debug, Default)]
-struct Datagrams {
-    queue: VecDeque<Bytes>,
-    bytes: usize,
-}
-
-/// Cost of a queued datagram beyond its bytes.
-const DATAGRAM_COST: usize = 64;
-
-impl Datagrams {
-    /// Returns the number of older datagrams that were dropped.
-    fn push(&mut self, data: Bytes, bytes_max: usize) -> u64 {
-        self.bytes += data.len() + DATAGRAM_COST;
-        self.queue.push_back(data);
-        let mut dropped = 0;
-        while self.bytes > bytes_max && self.queue.len() > 1 {
-            self.pop();
-            dropped += 1;
-        }
-        dropped
-    }
-
-    fn pop(&mut self) -> Option<Bytes> {
-        let data = self.queue.pop_front()?;
-        self.bytes -= data.len() + DATAGRAM_COST;
-        if self.queue.is_empty() && self.queue.capacity() > 16 {
-            self.queue = VecDeque::new();
-        }
-        Some(data)
     }
 }
 

@@ -109,14 +109,15 @@ async fn reasons_reach_the_other_end() {
 }
 
 #[tokio::test]
-async fn datagrams_pass_and_large_ones_are_refused() {
-    let (edge, cloud) = pair();
-    edge.send_datagram(Bytes::from_static(b"packet")).unwrap();
-    assert_eq!(&soon(cloud.read_datagram()).await.unwrap()[..], b"packet");
-    let large = Bytes::from(vec![0; edge.datagram_bytes_max() + 1]);
-    assert!(matches!(edge.send_datagram(large), Err(DatagramError::TooLarge { .. })));
-    edge.send_datagram(Bytes::from(vec![1; edge.datagram_bytes_max()])).unwrap();
-    assert_eq!(soon(cloud.read_datagram()).await.unwrap().len(), edge.datagram_bytes_max());
+async fn datagrams_of_the_link_are_dropped_and_counted() {
+    let (mut edge, cloud) = raw();
+    let mut bytes = Vec::new();
+    frame::Frame::Datagram(b"packet").write(&mut bytes);
+    frame::Frame::Datagram(&[1; frame::PAYLOAD_BYTES_MAX]).write(&mut bytes);
+    frame::Frame::Open { stream: 1, credit: 0, header: &[] }.write(&mut bytes);
+    edge.write_all(&bytes).await.unwrap();
+    soon(cloud.accept_stream()).await.unwrap();
+    assert_eq!(cloud.stats().datagrams_dropped, 2);
 }
 
 #[tokio::test]

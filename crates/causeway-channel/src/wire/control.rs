@@ -1,4 +1,4 @@
-//! Messages of the control stream, and their encoding.
+//! Messages of the control stream. `stream` reads and writes them.
 //!
 //! The control stream is the first stream of a link, opened by the edge. The edge sends `Hello`, the cloud
 //! responds with `Welcome` or `SessionRefused`; then both send messages at any time. Each message is protobuf
@@ -6,15 +6,14 @@
 //! kind: it reads as `None`. A newer peer must not rely on a new message before `features` announce it. The
 //! bytes are pinned by `tests/it/wire_fixtures.rs`.
 
-use std::collections::VecDeque;
-use std::io;
-use std::marker::PhantomData;
+mod stream;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Bytes;
 use prost::Message;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::frame::{self, FrameTooLong, LENGTH_BYTES};
+use super::frame;
+
+pub use self::stream::{ControlError, ControlReader, ControlWriter, encode_cloud, encode_edge};
 
 /// Version of the protocol inside the ALPN of the channel; raised when a message changes its meaning.
 pub const VERSION: u32 = 1;
@@ -24,6 +23,9 @@ pub const VERSION: u32 = 1;
 pub const FEATURE_PINGS_ACKNOWLEDGED: &str = "pings-acknowledged";
 /// Feature of a cloud, in `Welcome::features`: a session over QUIC may have a secondary link over TCP.
 pub const FEATURE_SECONDARY_LINK: &str = "secondary-link";
+/// Feature of an edge, in `Hello::features`: it asks for the members of large communities with which it exchanges packets
+/// (`NeighbourQuery`). The netmap of another edge has all members as peers.
+pub const FEATURE_NEIGHBOURS: &str = "neighbours";
 /// Messages of an edge are small; a batch of spool records is cut to fit.
 pub const EDGE_MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// A message of the cloud may hold a whole netmap. A site of 2,000 exposures stays below 1 MiB.
@@ -32,8 +34,8 @@ pub const CLOUD_MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// A message from an edge to the cloud.
 #[derive(Clone, PartialEq, Message)]
 pub struct EdgeMessage {
-    #[prost(oneof = "EdgeMessageBody", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
-    pub says: Option<EdgeMessageBody>,
+    #[prost(oneof = "EdgeMessageBody", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    pub body: Option<EdgeMessageBody>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
@@ -55,6 +57,8 @@ pub enum EdgeMessageBody {
     Join(JoinSession),
     #[prost(message, tag = "8")]
     Path(PathQuery),
+    #[prost(message, tag = "9")]
+    Neighbours(NeighbourQuery),
 }
 
 /// First message of an edge.
@@ -90,7 +94,21 @@ pub struct Hello {
     /// packets with it. An older cloud ignores it.
     #[prost(message, optional, tag = "9")]
     pub tunnel: Option<TunnelReport>,
+    /// Planes that the configuration of this edge switches off: `services`, `layer3`. An older cloud ignores it.
+    #[prost(string, repeated, tag = "10")]
+    pub switched_off: Vec<String>,
+    /// With `FEATURE_NEIGHBOURS`: the sites of the peers in the held netmap, `NEIGHBOURS_MAX` at most. Members of large
+    /// communities among them stay peers. An older cloud ignores it.
+    #[prost(string, repeated, tag = "11")]
+    pub neighbours: Vec<String>,
 }
+
+/// The neighbours in large communities that the cloud keeps for a gateway; one more replaces the oldest.
+pub const NEIGHBOURS_MAX: usize = 1024;
+/// Bytes of the names in `Hello::neighbours`, so that a hello stays below `EDGE_MESSAGE_BYTES_MAX`.
+pub const NEIGHBOUR_NAMES_BYTES_MAX: usize = 48 * 1024;
+/// Questions in one `NeighbourQuery`; further ones are ignored.
+pub const NEIGHBOUR_QUESTIONS_MAX: usize = 64;
 
 /// The tunnel of a gateway, for the netmaps of its peers.
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -129,6 +147,9 @@ pub struct HeldNetmap {
     pub revision: u64,
     #[prost(bytes = "bytes", tag = "3")]
     pub digest: Bytes,
+    /// Orders netmaps of one revision, for an edge with `FEATURE_NEIGHBOURS`. 0 for any other edge.
+    #[prost(uint64, tag = "4")]
+    pub turn: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
@@ -213,11 +234,27 @@ pub struct PathQuery {
     pub retire: bool,
 }
 
+/// Asks for members of large communities as peers. There is no response of its own: a netmap follows if one of them
+/// becomes a peer. Sent only while the netmap has on-demand networks, which an older cloud does not compile. The cloud
+/// limits the rate; a question above it is dropped, and repeated by the edge while packets come.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct NeighbourQuery {
+    /// Addresses on the wire, 4 or 16 bytes each: the sites behind which they are.
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub addresses: Vec<Bytes>,
+    /// Sites by name. Capital letters make no difference: a name may come from DNS.
+    #[prost(string, repeated, tag = "2")]
+    pub sites: Vec<String>,
+    /// Sites that were silent for long and need not be peers any more.
+    #[prost(string, repeated, tag = "3")]
+    pub silent: Vec<String>,
+}
+
 /// A message from the cloud to an edge.
 #[derive(Clone, PartialEq, Message)]
 pub struct CloudMessage {
     #[prost(oneof = "CloudMessageBody", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
-    pub says: Option<CloudMessageBody>,
+    pub body: Option<CloudMessageBody>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
@@ -425,19 +462,23 @@ pub struct EndpointUpdate {
     /// Endpoints to dial from now on. Empty: unchanged.
     #[prost(string, repeated, tag = "2")]
     pub endpoints: Vec<String>,
+    /// As in `Welcome`, for a session over QUIC. Absent: unchanged. An edge that does not know this field keeps the interval
+    /// of the welcome.
+    #[prost(uint32, optional, tag = "3")]
+    pub keepalive_ms: Option<u32>,
 }
 
 macro_rules! wrapped {
-    ($whole:ident, $says:ident, $($kind:ident => $message:ty),+) => {
-        impl From<$says> for $whole {
-            fn from(says: $says) -> $whole {
-                $whole { says: Some(says) }
+    ($whole:ident, $body:ident, $($kind:ident => $message:ty),+) => {
+        impl From<$body> for $whole {
+            fn from(body: $body) -> $whole {
+                $whole { body: Some(body) }
             }
         }
 
         $(impl From<$message> for $whole {
             fn from(message: $message) -> $whole {
-                $says::$kind(message).into()
+                $body::$kind(message).into()
             }
         })+
     };
@@ -445,261 +486,7 @@ macro_rules! wrapped {
 
 wrapped!(EdgeMessage, EdgeMessageBody, Hello => Hello, Ping => Ping, NetmapAck => NetmapAck,
     NetmapRefused => NetmapRefused, Spool => SpoolBatch, Goodbye => Goodbye,
-    Join => JoinSession, Path => PathQuery);
+    Join => JoinSession, Path => PathQuery, Neighbours => NeighbourQuery);
 wrapped!(CloudMessage, CloudMessageBody, Welcome => Welcome, Refused => SessionRefused, Pong => Pong, Netmap => NetmapUpdate,
     SpoolAck => SpoolAck, Drain => DrainNotice, Endpoints => EndpointUpdate, Hint => ReconnectHint,
     Joined => SessionJoined, Path => PathReport);
-
-#[derive(Debug, thiserror::Error)]
-pub enum ControlError {
-    #[error("the control stream broke")]
-    Io(#[from] io::Error),
-    #[error("the control stream ended within a message")]
-    Cut,
-    #[error("a message of {bytes} bytes was announced and {max} are allowed")]
-    TooLong { bytes: usize, max: usize },
-    #[error("a message cannot be read")]
-    Malformed(#[from] prost::DecodeError),
-}
-
-/// Reads messages. `next` is cancel-safe.
-#[derive(Debug)]
-pub struct ControlReader<R, M> {
-    stream: R,
-    buffer: BytesMut,
-    max: usize,
-    kind: PhantomData<fn() -> M>,
-}
-
-impl<R> ControlReader<R, EdgeMessage> {
-    /// Reads at the cloud.
-    pub fn of_edge(stream: R) -> ControlReader<R, EdgeMessage> {
-        ControlReader { stream, buffer: BytesMut::new(), max: EDGE_MESSAGE_BYTES_MAX, kind: PhantomData }
-    }
-}
-
-impl<R> ControlReader<R, CloudMessage> {
-    /// Reads at the edge.
-    pub fn of_cloud(stream: R) -> ControlReader<R, CloudMessage> {
-        ControlReader { stream, buffer: BytesMut::new(), max: CLOUD_MESSAGE_BYTES_MAX, kind: PhantomData }
-    }
-}
-
-impl<R: AsyncRead + Unpin, M: Message + Default> ControlReader<R, M> {
-    /// Returns the next message; `None` when the peer has ended the stream.
-    pub async fn next(&mut self) -> Result<Option<M>, ControlError> {
-        loop {
-            if let Some(body) = split(&mut self.buffer, self.max)? {
-                let message = M::decode(body)?;
-                if self.buffer.is_empty() {
-                    // An idle session keeps no buffer here, however large its last message was.
-                    self.buffer = BytesMut::new();
-                }
-                return Ok(Some(message));
-            }
-            // Memory grows with the bytes that arrive, not with the announced length; while none arrive,
-            // there is space for a ping.
-            let more = if self.buffer.is_empty() { IDLE_BYTES } else { READ_BYTES };
-            self.buffer.reserve(more);
-            if self.stream.read_buf(&mut self.buffer).await? == 0 {
-                return if self.buffer.is_empty() { Ok(None) } else { Err(ControlError::Cut) };
-            }
-        }
-    }
-}
-
-/// A keepalive takes 12 bytes.
-const IDLE_BYTES: usize = 16;
-/// Most other messages fit into this.
-const READ_BYTES: usize = 512;
-
-/// Takes the first message from the buffer, if it is complete.
-fn split(buffer: &mut BytesMut, max: usize) -> Result<Option<Bytes>, ControlError> {
-    let Some(length) = buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
-    let bytes = frame::length(*length, max).map_err(too_long(max))?;
-    if buffer.len() - LENGTH_BYTES < bytes {
-        return Ok(None);
-    }
-    buffer.advance(LENGTH_BYTES);
-    Ok(Some(buffer.split_to(bytes).freeze()))
-}
-
-/// Encodes a frame. Fails when the message is larger than the cloud accepts.
-pub fn encode_edge(message: impl Into<EdgeMessage>) -> Result<Bytes, ControlError> {
-    let max = EDGE_MESSAGE_BYTES_MAX;
-    frame::encode(&message.into(), max).map_err(too_long(max))
-}
-
-/// Encodes a frame. Fails when the message is larger than an edge accepts.
-pub fn encode_cloud(message: impl Into<CloudMessage>) -> Result<Bytes, ControlError> {
-    let max = CLOUD_MESSAGE_BYTES_MAX;
-    frame::encode(&message.into(), max).map_err(too_long(max))
-}
-
-fn too_long(max: usize) -> impl Fn(FrameTooLong) -> ControlError {
-    move |error| ControlError::TooLong { bytes: error.bytes, max }
-}
-
-/// Writes messages in order. `drain` is cancel-safe: no byte is lost or repeated.
-#[derive(Debug)]
-pub struct ControlWriter<W> {
-    stream: W,
-    queue: VecDeque<Bytes>,
-    flushed: bool,
-}
-
-impl<W: AsyncWrite + Unpin> ControlWriter<W> {
-    pub fn new(stream: W) -> ControlWriter<W> {
-        ControlWriter { stream, queue: VecDeque::new(), flushed: true }
-    }
-
-    /// Queues a message. A caller that responds to the peer's messages checks `len` first.
-    pub fn push(&mut self, frame: Bytes) {
-        self.queue.push_back(frame);
-        self.flushed = false;
-    }
-
-    /// Number of messages that are not written yet.
-    pub fn len(&self) -> usize {
-        self.queue.len()
-    }
-
-    /// Returns whether every message is written and flushed.
-    pub fn is_empty(&self) -> bool {
-        self.flushed
-    }
-
-    /// Writes all queued messages.
-    pub async fn drain(&mut self) -> Result<(), ControlError> {
-        while let Some(front) = self.queue.front_mut() {
-            if self.stream.write_buf(front).await? == 0 {
-                return Err(ControlError::Io(io::ErrorKind::WriteZero.into()));
-            }
-            if front.is_empty() {
-                self.queue.pop_front();
-            }
-        }
-        if !self.flushed {
-            self.stream.flush().await?;
-            self.flushed = true;
-            self.queue = VecDeque::new();
-        }
-        Ok(())
-    }
-
-    /// Writes all queued messages, then ends this direction.
-    pub async fn finish(&mut self) -> Result<(), ControlError> {
-        self.drain().await?;
-        Ok(self.stream.shutdown().await?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn block_on<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
-    }
-
-    fn heard(bytes: &[u8]) -> Result<Vec<EdgeMessage>, ControlError> {
-        block_on(async {
-            let mut reader = ControlReader::of_edge(bytes);
-            let mut all = Vec::new();
-            while let Some(message) = reader.next().await? {
-                all.push(message);
-            }
-            Ok(all)
-        })
-    }
-
-    #[test]
-    fn messages_survive_the_stream_in_order() {
-        let said: Vec<EdgeMessage> = vec![
-            Hello { version: 1, epoch: 7, software: "causeway".into(), ..Hello::default() }.into(),
-            Ping { nonce: 1 }.into(),
-            SpoolBatch { records: vec![Bytes::from(vec![9; 5000])], ..SpoolBatch::default() }.into(),
-        ];
-        let frames: Vec<u8> = said.iter().flat_map(|message| encode_edge(message.clone()).unwrap()).collect();
-        assert_eq!(heard(&frames).unwrap(), said);
-    }
-
-    #[test]
-    fn a_reader_that_is_interrupted_loses_nothing() {
-        block_on(async {
-            let frame = encode_edge(Ping { nonce: 5 }).unwrap();
-            let (mut near, far) = tokio::io::duplex(64);
-            let mut reader = ControlReader::of_edge(far);
-            let (first, rest) = frame.split_at(5);
-            near.write_all(first).await.unwrap();
-            // The read takes the available bytes, waits for more, and is dropped.
-            tokio::select! {
-                biased;
-                _ = reader.next() => unreachable!("a part of a message is no message"),
-                () = tokio::task::yield_now() => {}
-            }
-            near.write_all(rest).await.unwrap();
-            assert_eq!(reader.next().await.unwrap(), Some(Ping { nonce: 5 }.into()));
-        });
-    }
-
-    #[test]
-    fn a_writer_that_is_interrupted_repeats_nothing() {
-        block_on(async {
-            let (near, far) = tokio::io::duplex(5);
-            let (mut writer, mut reader) = (ControlWriter::new(near), ControlReader::of_edge(far));
-            for nonce in 0..20 {
-                writer.push(encode_edge(Ping { nonce: nonce * 1000 }).unwrap());
-            }
-            let mut heard = Vec::new();
-            while heard.len() < 20 {
-                tokio::select! {
-                    biased;
-                    message = reader.next() => heard.push(message.unwrap().unwrap()),
-                    written = writer.drain(), if !writer.is_empty() => written.unwrap(),
-                }
-            }
-            let expected: Vec<EdgeMessage> =
-                (0..20).map(|nonce| Ping { nonce: nonce * 1000 }.into()).collect();
-            assert_eq!(heard, expected);
-        });
-    }
-
-    #[test]
-    fn broken_frames_are_refused() {
-        let check = |bytes: &[u8], why: &str| {
-            let error = heard(bytes).unwrap_err();
-            assert!(format!("{error:?}").starts_with(why), "{error:?}");
-        };
-        check(&[0xff, 0xff, 0xff, 0xff, 1], "TooLong");
-        check(&[0, 1, 0, 1], "TooLong");
-        check(&[0, 0, 0, 9, 1], "Cut");
-        check(&[0, 0, 0], "Cut");
-        check(&[0, 0, 0, 2, 0xff, 0xff], "Malformed");
-        let long =
-            SpoolBatch { records: vec![vec![0; EDGE_MESSAGE_BYTES_MAX].into()], ..SpoolBatch::default() };
-        assert!(matches!(encode_edge(long), Err(ControlError::TooLong { .. })));
-    }
-
-    #[test]
-    fn what_a_newer_peer_says_is_no_error() {
-        // Field 100 with an empty message: a kind that this program does not know.
-        assert_eq!(heard(&[0, 0, 0, 3, 0xa2, 0x06, 0]).unwrap(), [EdgeMessage { says: None }]);
-        assert_eq!(
-            SessionRefused { code: 99, ..SessionRefused::default() }.reason(),
-            SessionRefusedCode::Other
-        );
-        let shown = SessionRefused::new(SessionRefusedCode::Full, "no", "\u{1b}[2Jwait").to_string();
-        assert_eq!(shown, "no ([2Jwait)");
-    }
-
-    proptest! {
-        #[test]
-        fn no_bytes_make_a_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = heard(&bytes);
-            let _ = CloudMessage::decode(&bytes[..]);
-        }
-    }
-}

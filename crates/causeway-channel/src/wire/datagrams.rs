@@ -5,8 +5,8 @@
 //! stream that ends inside a datagram is an error.
 //!
 //! As a QUIC datagram: behind the number of the stream, as a variable-length integer (RFC 9000, section 16).
-//! Number 0 is the control stream, which carries no datagrams, so 0 stands for the link itself. The bytes are
-//! pinned by `tests/it/wire_fixtures.rs`.
+//! Number 0 is the control stream, which carries no datagrams, so 0 stands for the link itself. No peer of this
+//! version sends those; they are dropped. The bytes are pinned by `tests/it/wire_fixtures.rs`.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 

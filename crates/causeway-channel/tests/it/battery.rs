@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use causeway_channel::link::{
-    CloseCode, CloseReason, ClosedBy, DatagramError, Link, LinkLimits, ResetCode, Stream, StreamHeader,
-    StreamPurpose, Transport,
+    CloseCode, CloseReason, ClosedBy, Link, LinkLimits, ResetCode, Stream, StreamHeader, StreamPurpose,
+    Transport,
 };
 use causeway_channel::port::PortLimits;
 use causeway_channel::quic::QuicOptions;
@@ -38,7 +38,6 @@ macro_rules! over {
             a_reset_arrives_with_its_code
             a_stop_arrives_with_its_code
             what_is_dropped_is_abandoned
-            datagrams_cross
             one_stuck_stream_leaves_ninety_nine_alone
             a_thousand_stuck_streams_are_bounded
             the_reason_of_a_close_arrives
@@ -174,23 +173,6 @@ async fn what_is_dropped_is_abandoned(transport: Transport) {
     assert_eq!(within(accepted.send.stopped()).await, ResetCode::Abandoned);
 }
 
-async fn datagrams_cross(transport: Transport) {
-    let (_stage, pair) = pair(transport).await;
-    let largest = pair.edge.datagram_bytes_max();
-    assert!(largest >= 1100, "{largest}");
-    for (from, to) in [(&pair.edge, &pair.cloud), (&pair.cloud, &pair.edge)] {
-        // The reader is polled first: a datagram that arrives before the first read is dropped.
-        let sending = async { from.send_datagram(Bytes::from(pattern(1000))) };
-        let (received, sent) = within(async { tokio::join!(to.read_datagram(), sending) }).await;
-        sent.unwrap();
-        assert_eq!(received.unwrap(), pattern(1000));
-    }
-    let too_large = Bytes::from(vec![0; 2_000_000]);
-    assert!(matches!(pair.edge.send_datagram(too_large), Err(DatagramError::TooLarge { .. })));
-    pair.edge.close(CloseReason::new(CloseCode::Done, ""));
-    assert_eq!(pair.edge.send_datagram(Bytes::from_static(b"x")), Err(DatagramError::Closed));
-}
-
 /// Writes until the stream takes no more; `true` when it did not end by itself.
 async fn fill(stream: &mut Stream) -> bool {
     let chunk = vec![1; 16 * 1024];
@@ -275,7 +257,6 @@ async fn the_reason_of_a_close_arrives(transport: Transport) {
     let closed = within(pair.cloud.closed()).await;
     assert_eq!((closed.by, &closed.reason), (ClosedBy::Us, &reason));
     assert_eq!(within(pair.edge.accept_stream()).await.unwrap_err().reason, reason);
-    assert_eq!(within(pair.edge.read_datagram()).await.unwrap_err().reason, reason);
     assert!(within(pair.edge.open_stream(StreamHeader::new(StreamPurpose::Probe))).await.is_err());
     assert!(within(opened.read_u8()).await.is_err());
     assert_eq!(within(opened.send.stopped()).await, ResetCode::Abandoned);

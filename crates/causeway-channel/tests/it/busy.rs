@@ -85,7 +85,7 @@ async fn a_word_that_is_lost_is_said_again() {
     let full = FullPort::start().await;
     let (address, _way) = lossy(full.address).await;
     let dialer = LinkDialer::new(full.config(address, DialTransports::QuicOnly));
-    let error = within(dialer.dial_patiently(None, Duration::from_secs(10))).await.unwrap_err();
+    let error = within(dialer.dial_with(None, Duration::from_secs(10))).await.unwrap_err();
     assert!(error.busy().is_some(), "{error}");
 }
 
@@ -97,7 +97,7 @@ async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
     // Refused with a time; no other route to the same port is tried.
     let dialer = LinkDialer::new(config(DialTransports::Both));
     let patience = Duration::from_secs(10);
-    let error = within(dialer.dial_patiently(None, patience)).await.unwrap_err();
+    let error = within(dialer.dial_with(None, patience)).await.unwrap_err();
     let told: Vec<_> = error
         .failed()
         .iter()
@@ -113,12 +113,11 @@ async fn who_is_sent_away_is_told_when_to_come_and_served_then() {
     let quic = dialer.with_config(config(DialTransports::QuicOnly));
     let called = tokio::spawn({
         let dialer = dialer.clone();
-        async move { dialer.dial_patiently(Some(causeway_channel::Transport::Quic), patience).await }
+        async move { dialer.dial_with(Some(causeway_channel::Transport::Quic), patience).await }
     });
-    let newcomer = within(quic.dial_patiently(None, patience)).await;
+    let newcomer = within(quic.dial_with(None, patience)).await;
     assert!(newcomer.unwrap_err().busy().is_some());
-    let again =
-        within(quic.with_config(config(DialTransports::QuicOnly)).dial_patiently(None, patience)).await;
+    let again = within(quic.with_config(config(DialTransports::QuicOnly)).dial_with(None, patience)).await;
     assert!(again.unwrap_err().busy().is_some(), "another {PACE_WAIT_MAX:?} have passed");
     assert!(!called.is_finished(), "whoever was called waits");
     full.taken.retain(|(_, incoming)| !matches!(incoming, IncomingLink::Channel(..)));

@@ -179,6 +179,6 @@ async fn a_proxy_leads_to_a_cloud_whose_name_only_the_proxy_knows() {
         .err()
         .unwrap();
     let text = error.to_string();
-    assert!(text.contains("wants a user and a password") && !text.contains("wrong@"), "{text}");
+    assert!(text.contains("requires a user and a password") && !text.contains("wrong@"), "{text}");
     task.abort();
 }

@@ -53,6 +53,10 @@ async fn enrolment_messages_have_the_bytes_that_peers_know() {
             }),
         ),
         ("check", EnrolmentRequestBody::Check(CheckMessage { bundle: vec![9; 32] })),
+        (
+            "enrol-node",
+            EnrolmentRequestBody::EnrolNode(EnrolNodeMessage { token: "a.b.c".into(), csr: b"csr".to_vec() }),
+        ),
     ];
     for (name, body) in bodies {
         let request = EnrolmentRequest { time: 1_798_000_001, ask: Some(body) };
@@ -89,7 +93,7 @@ async fn enrolment_frame<M: Message + Default + PartialEq + std::fmt::Debug>(mes
 }
 
 fn netmap_at(revision: u64) -> HeldNetmap {
-    HeldNetmap { epoch: 2, revision, digest: Bytes::from(vec![0xd1; 32]) }
+    HeldNetmap { epoch: 2, revision, digest: Bytes::from(vec![0xd1; 32]), turn: 0 }
 }
 
 #[tokio::test]
@@ -105,6 +109,19 @@ async fn messages_of_an_edge_have_the_bytes_that_clouds_know() {
         features: vec![FEATURE_PINGS_ACKNOWLEDGED.into()],
         instance: Bytes::from(vec![0x1e; INSTANCE_BYTES]),
         tunnel: None,
+        switched_off: Vec::new(),
+        neighbours: Vec::new(),
+    };
+    let hello_with_neighbours = Hello {
+        held: Some(HeldNetmap { turn: 3, ..netmap_at(70) }),
+        features: vec![FEATURE_NEIGHBOURS.into()],
+        neighbours: vec!["oslo".into(), "rome".into()],
+        ..Hello::default()
+    };
+    let neighbours = NeighbourQuery {
+        addresses: vec![Bytes::from_static(&[10, 2, 0, 7]), Bytes::from(vec![0xfd; 16])],
+        sites: vec!["oslo".into()],
+        silent: vec!["rome".into()],
     };
     let tunnel = TunnelReport {
         public_key: Bytes::from(vec![0x25; 32]),
@@ -133,6 +150,8 @@ async fn messages_of_an_edge_have_the_bytes_that_clouds_know() {
         ("netmap_refused", refused.into()),
         ("spool_batch", batch.into()),
         ("goodbye", Goodbye { reason: "shutdown".into() }.into()),
+        ("hello_with_neighbours", hello_with_neighbours.into()),
+        ("neighbour_query", neighbours.into()),
     ];
     for (name, message) in messages {
         let bytes = control::encode_edge(message.clone()).unwrap();
@@ -172,7 +191,12 @@ async fn messages_of_the_cloud_have_the_bytes_that_edges_know() {
         ("drain", DrainNotice { deadline_ms: 30_000, retry_hint_ms: 5_000 }.into()),
         (
             "endpoint_update",
-            EndpointUpdate { renew: true, endpoints: vec!["cloud.example:7443".into()] }.into(),
+            EndpointUpdate { renew: true, endpoints: vec!["cloud.example:7443".into()], keepalive_ms: None }
+                .into(),
+        ),
+        (
+            "endpoint_update_keepalive",
+            EndpointUpdate { renew: false, endpoints: Vec::new(), keepalive_ms: Some(2_400) }.into(),
         ),
         ("reconnect_hint", ReconnectHint { retry_hint_ms: 9_000 }.into()),
     ];
@@ -313,8 +337,9 @@ fn codes_have_the_numbers_that_peers_know() {
         EnrolmentCode::CertificateExpired,
         EnrolmentCode::WrongAuthority,
         EnrolmentCode::Version,
+        EnrolmentCode::NotPermitted,
     ];
-    assert_eq!(enrolment.map(i32::from), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
+    assert_eq!(enrolment.map(i32::from), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
     let sessions = [
         SessionRefusedCode::Other,
         SessionRefusedCode::Malformed,

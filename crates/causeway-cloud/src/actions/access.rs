@@ -26,7 +26,7 @@ impl CloudActions {
         };
         let (site, service) = (needed("site")?, needed("service")?);
         let client = pairs.one("client").unwrap_or_default();
-        let home = self
+        let service_site = self
             .netmaps
             .site_of_service(service)
             .ok_or_else(|| ActionRefusal::not_found(format!("there is no EService {service}")))?;
@@ -37,7 +37,7 @@ impl CloudActions {
             sites.gateways(site).chain(sites.draining(site)).next().cloned().unwrap_or_default()
         };
         let near = End::new(site, gateway_of(site), &self.netmaps);
-        let far = End::new(&home, gateway_of(&home), &self.netmaps);
+        let far = End::new(&service_site, gateway_of(&service_site), &self.netmaps);
         Ok(decide(&near, &far, client, service))
     }
 }
@@ -70,7 +70,7 @@ impl End {
             Ok(permit) => {
                 decision.allowed = true;
                 decision.policies = permit.rules().iter().map(|rule| rule.policy.to_string()).collect();
-                decision.reads_requests = permit.reads_requests();
+                decision.reads_requests = permit.has_http_rules();
             }
             Err(refusal) => {
                 decision.refusal = refusal.word().to_owned();
@@ -96,7 +96,7 @@ fn decide(near: &End, far: &End, client: &str, service: &str) -> AccessAnswer {
     if far.site != near.site {
         let name = who.as_ref().ok().and_then(|who| who.server.as_ref());
         let claimed = name.map(ToString::to_string).unwrap_or_default();
-        let who = policy::who_from(&far.view, &near.site, &claimed);
+        let who = policy::principal_of_peer(&far.view, &near.site, &claimed);
         let there = who
             .clone()
             .and_then(|who| policy::may_reach(&far.view, &service, &who).map(|(_, permit)| permit));
@@ -110,8 +110,8 @@ fn principal(near: &End, client: &str) -> Result<Principal, PolicyRefusal> {
         return Err(PolicyRefusal::NoNetmap);
     }
     match client.parse::<IpAddr>() {
-        Ok(address) => policy::who_at(&near.view, address),
-        Err(_) => policy::who_from(&near.view, &near.site, client),
+        Ok(address) => policy::principal_at(&near.view, address),
+        Err(_) => policy::principal_of_peer(&near.view, &near.site, client),
     }
 }
 

@@ -55,3 +55,30 @@ impl CloudActions {
         timeout(DEADLINE, asking).await.unwrap_or_else(|_| Err(late()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use causeway_api::management::{GatewayFacts, ServicePathFacts};
+    use causeway_gateway::diagnose::{Facts, PathFacts};
+    use serde_json::json;
+
+    #[test]
+    fn the_answers_of_a_gateway_have_the_fields_of_the_contract() {
+        let facts = json!({
+            "generation": "1.7", "problems": ["p"], "presences": {"web": "taken"}, "hints": ["h"], "role": null,
+            "switchedOff": ["layer3"], "connections": {"inbound": 1, "outbound": 2},
+            "tunnel": {"device": "d", "listen": "0.0.0.0:7446", "onDemand": true, "troubles": ["t"], "peers": {
+                "rome-1": {"endpoint": "192.0.2.1:7446", "path": "relayed", "relay": "cloud", "carriesNetworks": true,
+                    "notDirect": "n", "rttUs": 9, "lossPercent": 6, "mtu": 1420}}},
+        });
+        let sent: Facts = serde_json::from_value(facts.clone()).unwrap();
+        let read: GatewayFacts = serde_json::from_value(serde_json::to_value(sent).unwrap()).unwrap();
+        assert_eq!(serde_json::to_value(read).unwrap(), facts);
+
+        let path = json!({"presenceProblem": "p", "farProblem": "f", "milliseconds": 2.5,
+            "backends": [{"backend": "10.0.0.5:80", "outcome": "otherProtocol", "detail": "d"}]});
+        let sent: PathFacts = serde_json::from_value(path.clone()).unwrap();
+        let read: ServicePathFacts = serde_json::from_value(serde_json::to_value(sent).unwrap()).unwrap();
+        assert_eq!(serde_json::to_value(read).unwrap(), path);
+    }
+}

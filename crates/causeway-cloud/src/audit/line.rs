@@ -1,7 +1,7 @@
 //! A line of the journal, and the form in which it is shown.
 //!
 //! The fields told are those of `causeway audit --json`, in this order; those that stand for several records only where there
-//! are several. What else a journal keeps (queue, number) is for us. Order and `since` follow the time of receipt, which is
+//! are several. The other fields of a journal (queue, number) are internal. Order and `since` follow the time of receipt, which is
 //! the cloud's own: an edge's clock may be wrong, or lie.
 
 use std::time::{Duration, SystemTime};
@@ -78,7 +78,7 @@ impl AuditJournalLine {
         moment(self.order())
     }
 
-    /// Does it end after it was received? Then the clock of its gateway is ahead of ours.
+    /// Returns true if the record ends after it was received: the clock of its gateway is ahead of the cloud's.
     pub fn is_from_the_future(&self) -> bool {
         let Some(received) = self.received.as_deref().and_then(moment) else { return false };
         self.ended().is_some_and(|ended| ended > received + CLOCK_TOLERANCE)

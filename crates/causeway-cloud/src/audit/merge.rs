@@ -86,7 +86,7 @@ impl JournalMerge {
         let mut told = Vec::new();
         for line in chunk.split_inclusive(|byte| *byte == b'\n') {
             match self.query.journal.parse(line) {
-                Some(line) => told.extend(self.tell(&line).into_iter().flatten()),
+                Some(line) => told.extend(self.format_entry(&line).into_iter().flatten()),
                 // The reader may leave at any time, so the counts are sent at intervals.
                 None => told.extend(self.summary()),
             }
@@ -97,7 +97,7 @@ impl JournalMerge {
     async fn next_in_order(&mut self) -> Option<Bytes> {
         let mut told = Vec::new();
         while let Some(line) = self.first_line().await {
-            let Some(text) = self.tell(&line) else { continue };
+            let Some(text) = self.format_entry(&line) else { continue };
             match self.query.limit {
                 Some(limit) => {
                     self.newest.push_back(text);
@@ -136,14 +136,14 @@ impl JournalMerge {
     }
 
     /// Counts a line; returns its shown form, if it has one.
-    fn tell(&mut self, entry: &Entry) -> Option<Vec<u8>> {
+    fn format_entry(&mut self, entry: &Entry) -> Option<Vec<u8>> {
         match entry {
-            Entry::Traffic(line) => self.tell_traffic(line),
-            Entry::Admin(line) => self.tell_admin(line),
+            Entry::Traffic(line) => self.format_traffic(line),
+            Entry::Admin(line) => self.format_admin(line),
         }
     }
 
-    fn tell_admin(&mut self, line: &AdminLine) -> Option<Vec<u8>> {
+    fn format_admin(&mut self, line: &AdminLine) -> Option<Vec<u8>> {
         let counts = &mut self.counts;
         match line.event() {
             Some(REPLICA_SILENT) => counts.silent.push(line.text("gateway").to_owned()),
@@ -153,7 +153,7 @@ impl JournalMerge {
         line.event().is_none().then(|| line.told())
     }
 
-    fn tell_traffic(&mut self, line: &AuditJournalLine) -> Option<Vec<u8>> {
+    fn format_traffic(&mut self, line: &AuditJournalLine) -> Option<Vec<u8>> {
         let counts = &mut self.counts;
         if let (Some(queue), Some(seq)) = (&line.queue, line.seq)
             && !self.repeats.is_new(queue, seq)

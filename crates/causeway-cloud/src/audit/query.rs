@@ -124,7 +124,7 @@ impl AuditQuery {
         })
     }
 
-    /// Is this one of them? Lines that tell of losses always are.
+    /// Returns true if the record matches the filter. Lines that report losses always match.
     pub fn wants(&self, entry: &Entry) -> bool {
         match entry {
             Entry::Traffic(line) => self.wants_traffic(line),

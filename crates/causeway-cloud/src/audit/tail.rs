@@ -21,7 +21,7 @@ pub const CHUNK_BYTES: usize = 64 << 10;
 /// Longer than any record an edge may send; longer lines are skipped.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
 /// Interval at which a followed journal is checked for new records.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval of the empty lines that show whether the reader is still connected.
 const ALIVE: Duration = Duration::from_secs(10);
 
@@ -48,7 +48,7 @@ pub fn run(folder: &Path, query: &AuditQuery, chunks: &Sender<Bytes>) -> io::Res
 fn follow(current: &Path, mut file: Option<Opened>, query: &AuditQuery, out: &mut Out<'_>) -> io::Result<()> {
     let mut told = Instant::now();
     loop {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
         // Looked at before the rest is read: lines from before the rotation are in the old file.
         let is_rotated = match (&file, fs::metadata(current)) {
             (Some(opened), Ok(now)) => now.ino() != opened.inode,

@@ -3,11 +3,11 @@
 //! The body of a log record is the whole line; fields that queries filter by are attributes. Records that the collector rejects in a
 //! partial success are not sent again, as the specification says; they are logged.
 
+use causeway_daemon::collector::{CollectorError, HttpTarget};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::http::HttpTarget;
-use super::{ExportBatch, ExportError};
+use super::ExportBatch;
 
 /// SeverityNumber of OTLP: INFO, and WARN for a refusal.
 const INFO: u32 = 9;
@@ -29,7 +29,7 @@ impl OtlpSender {
         OtlpSender { target, source }
     }
 
-    pub async fn send(&mut self, batch: &ExportBatch) -> Result<(), ExportError> {
+    pub async fn send(&mut self, batch: &ExportBatch) -> Result<(), CollectorError> {
         let answer = self.target.post(&[], request(&self.source, batch).to_string().into_bytes()).await?;
         let rejected = rejected(&answer);
         if rejected > 0 {

@@ -9,7 +9,7 @@ use super::spool::RECORDS_MAX;
 
 /// Time that the first record of a batch waits for more.
 const LINGER: Duration = Duration::from_millis(500);
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// A collector that comes back gets its records within this.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
@@ -54,7 +54,7 @@ impl ExportPace {
 
     /// Returns true for the first failure in a row. `random` is between 0 and 1 and shortens the pause by up to a half.
     pub fn handle_failed(&mut self, now: Instant, random: f64) -> bool {
-        let pause = PAUSE.saturating_mul(1 << self.failures.min(10)).min(PAUSE_MAX);
+        let pause = RETRY_DELAY.saturating_mul(1 << self.failures.min(10)).min(PAUSE_MAX);
         self.retry_at = Some(now + pause.mul_f64(1.0 - random.clamp(0.0, 1.0) / 2.0));
         self.failures = self.failures.saturating_add(1);
         self.failures == 1
@@ -96,6 +96,6 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 30]);
         assert!(pace.handle_sent());
         pace.handle_failed(now, 1.0);
-        assert_eq!(pace.next(1, now), ExportStep::WaitUntil(now + PAUSE / 2));
+        assert_eq!(pace.next(1, now), ExportStep::WaitUntil(now + RETRY_DELAY / 2));
     }
 }

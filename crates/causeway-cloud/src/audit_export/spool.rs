@@ -26,6 +26,8 @@ const BATCH_BYTES_MAX: usize = 768 << 10;
 /// A file holds this part of the bound; whole files are dropped.
 const FILES: u64 = 64;
 const FILE_BYTES_MIN: u64 = 64 << 10;
+/// A batch of usual records is read in about ten steps.
+const READ_BYTES: usize = 64 << 10;
 const SOURCE_FILE: &str = "source";
 
 /// Records in the order of their numbers; `first` is the number of the first one.
@@ -48,13 +50,21 @@ impl ExportBatch {
     }
 }
 
+/// The place behind the last record that was read: a file, the number of the next record and the byte where it begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpoolPosition {
+    file: u64,
+    sequence: u64,
+    offset: u64,
+}
+
 #[derive(Debug)]
 pub struct ExportSpool {
     folder: PathBuf,
     source: String,
     bytes_max: u64,
     state: Mutex<State>,
-    news: watch::Sender<u64>,
+    appended: watch::Sender<u64>,
     /// Records that could not be written.
     unwritten: AtomicU64,
 }
@@ -99,7 +109,7 @@ impl ExportSpool {
             source,
             bytes_max,
             state: Mutex::new(state),
-            news: watch::Sender::new(next),
+            appended: watch::Sender::new(next),
             unwritten: AtomicU64::new(0),
         })
     }
@@ -115,8 +125,8 @@ impl ExportSpool {
     }
 
     /// The number of the next record, as it changes.
-    pub fn news(&self) -> watch::Receiver<u64> {
-        self.news.subscribe()
+    pub fn appended(&self) -> watch::Receiver<u64> {
+        self.appended.subscribe()
     }
 
     /// Records that were lost before they had a number, because the disk refused them.
@@ -160,7 +170,7 @@ impl ExportSpool {
             Ok(()) => {
                 state.next += count;
                 state.is_failing = false;
-                self.news.send_replace(state.next);
+                self.appended.send_replace(state.next);
             }
             Err(error) => {
                 self.unwritten.fetch_add(count, Ordering::Relaxed);
@@ -179,8 +189,9 @@ impl ExportSpool {
         }
     }
 
-    /// Reads the records from number `from`, or from the oldest that is kept, up to the size of a batch.
-    pub fn read(&self, from: u64) -> io::Result<ExportBatch> {
+    /// Reads the records from number `from`, or from the oldest that is kept, up to the size of a batch. `at` is the position that the
+    /// read before returned, so that a file is read once and not from its start for each batch.
+    pub fn read(&self, from: u64, at: Option<SpoolPosition>) -> io::Result<(ExportBatch, SpoolPosition)> {
         let (files, next) = {
             let state = self.state.lock_ignoring_poison();
             (state.files.iter().map(|file| file.first).collect::<Vec<_>>(), state.next)
@@ -188,22 +199,34 @@ impl ExportSpool {
         let first = from.max(files.first().copied().unwrap_or(from));
         let mut batch = ExportBatch { first, lines: Vec::new() };
         let mut bytes = 0;
+        let mut position = SpoolPosition { file: first, sequence: first, offset: 0 };
         let start = files.iter().rposition(|file| *file <= first).unwrap_or(0);
         for number in &files[start..] {
-            let lines = BufReader::new(File::open(path(&self.folder, *number))?).split(b'\n');
-            for (sequence, line) in (*number..next).zip(lines) {
-                // A line behind `next` may still be half written; it is not read.
+            let known = at.filter(|at| at.file == *number && at.sequence <= first);
+            position = known.unwrap_or(SpoolPosition { file: *number, sequence: *number, offset: 0 });
+            let mut file = File::open(path(&self.folder, *number))?;
+            file.seek(SeekFrom::Start(position.offset))?;
+            let mut reader = BufReader::with_capacity(READ_BYTES, file);
+            // A line behind `next` may still be half written; it is not read.
+            while position.sequence < next {
                 if batch.lines.len() >= RECORDS_MAX || bytes >= BATCH_BYTES_MAX {
-                    return Ok(batch);
+                    return Ok((batch, position));
                 }
-                let line = line?;
-                if sequence >= first {
+                let mut line = Vec::new();
+                let read = reader.read_until(b'\n', &mut line)?;
+                if read == 0 {
+                    break;
+                }
+                if position.sequence >= first {
+                    line.truncate(read - usize::from(line.ends_with(b"\n")));
                     bytes += line.len();
                     batch.lines.push(line.into());
                 }
+                position.sequence += 1;
+                position.offset += read as u64;
             }
         }
-        Ok(batch)
+        Ok((batch, position))
     }
 
     fn number(&self, state: &State, journal: &str, lines: &[u8]) -> (Vec<u8>, u64) {
@@ -359,16 +382,16 @@ mod tests {
         file.write_all(b"{\"half").unwrap();
         let spool = ExportSpool::open(dir.path(), 1 << 20).unwrap();
         spool.append("traffic", b"{\"service\":\"mail\"}\n");
-        let read = lines(&spool.read(1).unwrap());
+        let read = lines(&spool.read(1, None).unwrap().0);
         let shown: Vec<_> =
             read.iter().map(|line| (line["sequence"].as_u64(), line["journal"].as_str())).collect();
         let (traffic, admin) = (Some("traffic"), Some("admin"));
         assert_eq!(shown, [(Some(1), traffic), (Some(2), traffic), (Some(3), admin), (Some(4), traffic)]);
         assert!(read.iter().all(|line| line["source"] == source.as_str()));
         assert_eq!(read[3]["service"], "mail");
-        assert_eq!(*spool.news().borrow(), 5);
-        assert_eq!(lines(&spool.read(4).unwrap()).len(), 1);
-        assert!(spool.read(5).unwrap().lines.is_empty());
+        assert_eq!(*spool.appended().borrow(), 5);
+        assert_eq!(lines(&spool.read(4, None).unwrap().0).len(), 1);
+        assert!(spool.read(5, None).unwrap().0.lines.is_empty());
     }
 
     #[test]
@@ -387,7 +410,7 @@ mod tests {
             .map(|first| fs::metadata(path(dir.path(), *first)).unwrap().len())
             .sum();
         assert!(on_disk <= bytes_max, "{on_disk}");
-        let batch = spool.read(1).unwrap();
+        let batch = spool.read(1, None).unwrap().0;
         assert!(batch.first > 1 && batch.first == spool.first(), "{}", batch.first);
         assert_eq!(lines(&batch)[0]["sequence"], batch.first);
         let (name, waiting, age) = spool.waiting()[0];
@@ -412,11 +435,42 @@ mod tests {
         spool.keep_from("syslog", 301);
         assert_eq!(files(), 1);
         // Batches follow each other over the borders of files.
-        let mut next = spool.first();
+        let (mut next, mut at) = (spool.first(), None);
         while next < 301 {
-            let batch = spool.read(next).unwrap();
+            let (batch, position) = spool.read(next, at).unwrap();
             assert_eq!(batch.first, next);
             next += batch.lines.len() as u64;
+            at = Some(position);
         }
+    }
+
+    #[test]
+    fn a_read_goes_on_where_the_one_before_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let spool = ExportSpool::open(dir.path(), 64 * FILE_BYTES_MIN).unwrap();
+        for number in 0..3 * RECORDS_MAX {
+            spool.append("traffic", format!("{{\"number\":{number}}}\n").as_bytes());
+        }
+        let (mut next, mut at, mut files) = (1, None, BTreeMap::new());
+        while next <= 3 * RECORDS_MAX as u64 {
+            let (batch, position) = spool.read(next, at).unwrap();
+            assert_eq!(batch, spool.read(next, None).unwrap().0, "{next}");
+            let numbers: Vec<_> = lines(&batch).iter().map(|line| line["sequence"].as_u64()).collect();
+            assert_eq!(numbers, (next..next + batch.lines.len() as u64).map(Some).collect::<Vec<_>>());
+            next += batch.lines.len() as u64;
+            files.insert(position.file, position.offset);
+            at = Some(position);
+        }
+        // The bytes in front of the position are not read again: no end of a line is among them any more.
+        spool.append("traffic", b"{\"number\":\"last\"}\n");
+        let position = at.unwrap();
+        let file = OpenOptions::new().write(true).open(path(dir.path(), position.file)).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &vec![b'x'; position.offset as usize], 0).unwrap();
+        let (batch, _) = spool.read(next, at).unwrap();
+        assert_eq!(lines(&batch)[0]["number"], "last");
+        assert!(files.len() > 1, "{files:?}");
+        // A position in a file that was dropped, or behind the cursor, is not used.
+        let gone = SpoolPosition { file: 999_999, sequence: 1, offset: 7 };
+        assert_eq!(spool.read(1, Some(gone)).unwrap(), spool.read(1, None).unwrap());
     }
 }

@@ -6,12 +6,12 @@
 
 use std::borrow::Cow;
 
+use causeway_daemon::collector::{self, CollectorError, TlsFiles};
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::tls::{self, TlsFiles};
-use super::{ExportBatch, ExportError};
+use super::ExportBatch;
 
 /// RFC 5424, section 6.2.1: facility 13 is "log audit"; severity 6 is informational, 5 notice.
 const FACILITY: u8 = 13;
@@ -36,10 +36,10 @@ impl SyslogSender {
         SyslogSender { target }
     }
 
-    pub async fn send(&mut self, batch: &ExportBatch) -> Result<(), ExportError> {
+    pub async fn send(&mut self, batch: &ExportBatch) -> Result<(), CollectorError> {
         let SyslogTarget { host, port, tls } = &self.target;
         let stream = TcpStream::connect((host.trim_matches(['[', ']']), *port)).await?;
-        let mut stream = tls::connect(tls, host, stream).await?;
+        let mut stream = collector::connect(tls, host, stream).await?;
         let mut frames = Vec::new();
         for line in &batch.lines {
             frame(line, &mut frames);

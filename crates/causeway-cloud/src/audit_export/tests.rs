@@ -13,7 +13,6 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use super::tls::TlsFiles;
 use super::*;
 
 /// Generous: the machine may run many tests at once.
@@ -289,6 +288,76 @@ async fn check(protocol: Protocol) {
         receiver.records.lock().unwrap().iter().map(|record| record["number"].as_u64().unwrap()).collect();
     assert_eq!(numbers, (0..2511).collect());
     cloud.end().await;
+}
+
+/// The backlog of an hour: ten records a second, a hundred in the long form. The cloud is started again in the middle of the hour. The
+/// collector comes back while new records arrive, and breaks off once; after deduplication every record is there once, in the order of
+/// its number.
+#[tokio::test]
+async fn a_collector_that_was_away_for_an_hour_has_every_record_once() {
+    let is_long = std::env::var_os("CAUSEWAY_SOAK").is_some_and(|value| value == "1");
+    let hour: u64 = 3600 * if is_long { 100 } else { 10 };
+    let folder = tempfile::tempdir().unwrap();
+    let (receiver, address) = Receiver::start(Protocol::Otlp, None).await;
+    let url = format!("http://{address}/v1/logs").parse().unwrap();
+    let destination = ExportDestination::Otlp(HttpTarget { url, token_file: None, ca: None });
+    let cloud = start(&folder.path().join("export"), &destination, 1 << 30);
+    cloud.append(0, hour / 2);
+    wait_for("it tries", || receiver.connections.load(Ordering::SeqCst) >= 1).await;
+    let first_source = cloud.spool.source().to_owned();
+    cloud.end().await;
+    let cloud = start(&folder.path().join("export"), &destination, 1 << 30);
+    assert_eq!(cloud.spool.source(), first_source, "a restart begins no new sequence");
+    cloud.append(hour / 2, hour - hour / 2);
+    receiver.set(BREAKS_OFF);
+    wait_for("a batch breaks off", || receiver.unconfirmed.load(Ordering::SeqCst) > 0).await;
+    receiver.set(HERE);
+    cloud.append(hour, 100);
+    wait_for("nothing waits", || cloud.shows("causeway_audit_export_waiting{destination=\"otlp\"} 0")).await;
+    assert!(cloud.shows("causeway_audit_export_lost_total{destination=\"otlp\"} 0"));
+    let (records, all) = receiver.seen();
+    let source = cloud.spool.source().to_owned();
+    assert_eq!(records, (1..=hour + 100).map(|sequence| (source.clone(), sequence)).collect());
+    println!("{} records, of which {} came twice", records.len(), all - records.len());
+    cloud.end().await;
+}
+
+#[tokio::test]
+async fn a_batch_is_repeated_as_it_was_although_records_came_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    let (receiver, address) = Receiver::start(Protocol::Webhook, None).await;
+    receiver.set(BREAKS_OFF);
+    let url = format!("http://{address}/").parse().unwrap();
+    let destination = ExportDestination::Webhook(HttpTarget { url, token_file: None, ca: None });
+    let cloud = start(&folder.path().join("export"), &destination, 1 << 20);
+    cloud.append(0, 10);
+    wait_for("the batch breaks off", || receiver.unconfirmed.load(Ordering::SeqCst) > 0).await;
+    cloud.append(10, 10);
+    receiver.set(HERE);
+    wait_for("nothing waits", || cloud.shows("causeway_audit_export_waiting{destination=\"webhook\"} 0"))
+        .await;
+    assert_eq!(receiver.seen().0.len(), 20);
+    let key = |head: &String| {
+        head.lines().find_map(|line| line.strip_prefix("idempotency-key: ")).unwrap().to_owned()
+    };
+    let keys: Vec<String> = receiver.heads.lock().unwrap().iter().map(key).collect();
+    assert!(keys.len() > 2 && keys[0].ends_with("-1-10"), "{keys:?}");
+    assert_eq!(keys[0], keys[1], "a receiver recognises the repeat");
+    cloud.end().await;
+}
+
+#[tokio::test]
+async fn a_disk_that_refuses_records_is_no_broken_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let limits = RotationLimits { file_bytes_max: 10, files_max: 2 };
+    let mut sender = FileSender::open(&out, limits).unwrap();
+    let batch = ExportBatch { first: 1, lines: vec!["{\"sequence\":1}".into()] };
+    sender.send(&batch).await.unwrap();
+    // The second batch needs another file, and the folder is gone.
+    std::fs::remove_dir_all(&out).unwrap();
+    let error = sender.send(&batch).await.unwrap_err();
+    assert!(error.to_string().contains(out.to_str().unwrap()), "{error}");
 }
 
 #[tokio::test]

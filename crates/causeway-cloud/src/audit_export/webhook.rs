@@ -1,8 +1,9 @@
 //! Delivers batches to a webhook: `{"source", "first", "last", "records": [...]}` as JSON. An answer of 2xx is the receipt; any other
 //! answer is retried.
 
-use super::http::HttpTarget;
-use super::{ExportBatch, ExportError};
+use causeway_daemon::collector::{CollectorError, HttpTarget};
+
+use super::ExportBatch;
 
 pub struct WebhookSender {
     target: HttpTarget,
@@ -14,7 +15,7 @@ impl WebhookSender {
         WebhookSender { target, source }
     }
 
-    pub async fn send(&mut self, batch: &ExportBatch) -> Result<(), ExportError> {
+    pub async fn send(&mut self, batch: &ExportBatch) -> Result<(), CollectorError> {
         let last = batch.first + batch.lines.len() as u64 - 1;
         // Equal for every delivery of a batch, so that a receiver can recognise a repeat without reading the body.
         let key = format!("{}-{}-{last}", self.source, batch.first);

@@ -73,7 +73,7 @@ impl NetmapChanges {
         self.near.insert(site.to_owned());
     }
 
-    /// Has a gateway come, gone or changed, or become active?
+    /// Returns true if a gateway has come, gone or changed, or become active.
     pub fn concern_gateways(&self) -> bool {
         !self.gateways.is_empty() || self.is_active_changed
     }
@@ -235,7 +235,7 @@ mod tests {
     use testlab::random::SeededRandom;
 
     use super::*;
-    use crate::compile::compile;
+    use crate::compile::{PeerScope, compile_for};
 
     /// Random objects. The seed is printed with every failure.
     struct RandomObjects(SeededRandom);
@@ -311,6 +311,7 @@ mod tests {
     #[test]
     fn compiling_what_is_affected_is_as_good_as_compiling_everything() {
         let mut skipped = 0;
+        let neighbours = BTreeSet::from(["a".to_owned()]);
         for seed in 0..200 {
             let (mut random, mut objects) = (RandomObjects(SeededRandom::new(seed)), ObjectSet::default());
             let mut held: BTreeMap<&str, Netmap> = BTreeMap::new();
@@ -339,7 +340,10 @@ mod tests {
                 }
                 let affected = changes.affected(&objects);
                 for gateway in ["a", "b", CLOUD] {
-                    let entries = compile(&objects, &Default::default(), gateway).unwrap_or_default();
+                    let scope = PeerScope::Neighbours { members_max: 1, neighbours: &neighbours };
+                    let scope = if seed % 2 == 0 { PeerScope::Everyone } else { scope };
+                    let entries =
+                        compile_for(&objects, &Default::default(), gateway, scope).unwrap_or_default();
                     let fresh = Netmap::build(Generation::default(), entries, None).unwrap();
                     let looks = held.get(gateway).is_none_or(|netmap| affected.touches(netmap))
                         || affected.named(&objects).any(|named| named == gateway);

@@ -5,7 +5,7 @@
 //! the server and the presence addresses. No real address leaves its site. Both gateways are peers of each other without
 //! networks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use causeway_api::kinds::Protocol;
@@ -23,14 +23,14 @@ use crate::replicas::ActiveGateways;
 /// Returns the translated exposures of a service that are carried.
 fn exposes_of<'a>(objects: &'a ObjectSet, service: &'a str) -> impl Iterator<Item = &'a ServiceExpose> {
     let exposes = objects.exposes_of(service).filter(|expose| expose.is_translated());
-    exposes.filter(move |expose| conditions::not_carried(objects, expose).is_none())
+    exposes.filter(move |expose| conditions::why_not_forwarded(objects, expose).is_none())
 }
 
 /// Returns the gateways that carry packets of any translated service, except those of the cloud.
 pub fn gateways<'a>(objects: &'a ObjectSet, active: &'a ActiveGateways) -> impl Iterator<Item = &'a str> {
     let exposes = objects.all::<ServiceExpose>();
     let exposes = exposes.filter(|expose| expose.is_translated() && !expose.e_sites.is_empty());
-    let carried = exposes.filter(|expose| conditions::not_carried(objects, expose).is_none());
+    let carried = exposes.filter(|expose| conditions::why_not_forwarded(objects, expose).is_none());
     carried
         .filter_map(|expose| Some((expose, objects.service(&expose.e_service_name)?)))
         .flat_map(move |(expose, service)| {
@@ -42,12 +42,28 @@ pub fn gateways<'a>(objects: &'a ObjectSet, active: &'a ActiveGateways) -> impl 
         .map(|gateway| gateway.metadata.name.as_str())
 }
 
+/// Returns the sites between which packets of a translated service cross, for each service that is carried.
+pub fn groups(objects: &ObjectSet) -> BTreeMap<String, Vec<&str>> {
+    let mut sites: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for expose in objects.all::<ServiceExpose>().filter(|expose| expose.is_translated()) {
+        let service = objects.service(&expose.e_service_name);
+        if let Some(service) = service.filter(|_| conditions::why_not_forwarded(objects, expose).is_none()) {
+            let group = sites.entry(service.metadata.name.as_str()).or_default();
+            group.extend(expose.e_sites.iter().map(String::as_str).chain([service.e_site_name.as_str()]));
+        }
+    }
+    sites
+        .into_iter()
+        .map(|(service, sites)| (format!("service:{service}"), sites.into_iter().collect()))
+        .collect()
+}
+
 impl<'a> Draft<'a> {
     /// Returns the gateways of other sites with which this one exchanges packets of translated services.
     pub(super) fn translated_peers(&self, active: &ActiveGateways, name: &str) -> BTreeSet<&'a str> {
         let objects = self.objects;
         let here = objects.exposes_at(self.site).filter(|expose| expose.is_translated());
-        let here = here.filter(|expose| conditions::not_carried(objects, expose).is_none());
+        let here = here.filter(|expose| conditions::why_not_forwarded(objects, expose).is_none());
         let services = here.filter_map(|expose| objects.service(&expose.e_service_name));
         let servers = services.filter_map(|service| owner_of(objects, active, &service.e_site_name));
         let is_owner = self.is_owner(active, name);

@@ -4,14 +4,16 @@
 //! of other sites. The subnets of a site belong to its active gateway, those of an EGateway to that gateway.
 //! The gateway of the cloud is a peer of every member without being one: it tells a gateway the address from which its
 //! packets come. Without a common community such a peer has no networks, so that no packet of a host crosses.
+//! Of a large community a gateway has only the members that `neighbourhood` makes its peers, and the networks of the
+//! remaining ones in summary.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use causeway_api::layer3::{SiteNetwork, map_address, routable, site_networks};
 use causeway_api::{ECommunity, EGateway, ObjectSet};
 use causeway_netmap::{
-    CommunityEntry, GatewayEntry, HostEntry, NetmapEntry, PrefixMapping, TunnelCipher, TunnelKey,
-    TunnelPeerEntry,
+    CommunityEntry, GatewayEntry, HostEntry, NetmapEntry, OnDemandEntry, PrefixMapping, RelayGroupEntry,
+    TunnelCipher, TunnelKey, TunnelPeerEntry,
 };
 use ipnet::IpNet;
 
@@ -40,6 +42,11 @@ fn members_at<'a>(objects: &'a ObjectSet, active: &'a ActiveGateways) -> impl It
             .filter(|gateway| !gateway.is_plain_wireguard())
             .map(|gateway| gateway.metadata.name.as_str())
     })
+}
+
+/// Tells whether a gateway forwards sealed packets between its peers. The cloud always does.
+pub(super) fn is_relay(gateway: &EGateway) -> bool {
+    (gateway.relay || gateway.metadata.name == CLOUD) && !gateway.is_plain_wireguard()
 }
 
 /// The extent to which communities let clients of one site begin flows to hosts of another.
@@ -84,14 +91,19 @@ impl<'a> Draft<'a> {
             communities.into_iter().for_each(|community| self.community(community));
         }
         // The other gateway keeps the key, and with it the peers.
-        if self.objects.key_keeper(name).is_none() {
+        if self.objects.tunnel_key_owner(name).is_none() {
             self.peers(active, name, carries, translated);
+            if carries && is_relay(gateway) {
+                self.relay_groups(name);
+            }
         }
     }
 
     /// Adds the peers of a gateway: those behind which networks are, and those of translated services.
     fn peers(&mut self, active: &ActiveGateways, name: &str, carries: bool, translated: BTreeSet<&'a str>) {
         let mut behind: BTreeMap<&str, BTreeSet<IpNet>> = BTreeMap::new();
+        let mut on_demand: Vec<IpNet> = Vec::new();
+        // All of them, because sites that are no peers take part in the decision about networks that overlap.
         let neighbours = if carries { self.objects.neighbours(self.site) } else { BTreeSet::new() };
         for network in routable(self.objects, self.site, neighbours) {
             let owner = match network.gateway {
@@ -100,8 +112,12 @@ impl<'a> Draft<'a> {
                     owner_of(self.objects, active, network.site).map(|owner| owner.metadata.name.as_str())
                 }
             };
-            if let Some(owner) = owner {
+            let Some(owner) = owner else { continue };
+            if self.neighbourhood.peers.contains(network.site) {
                 behind.entry(owner).or_default().insert(network.wire);
+            }
+            if self.neighbourhood.on_demand.contains(network.site) && self.has_tunnel(owner) {
+                on_demand.push(network.wire);
             }
         }
         for peer in translated {
@@ -112,12 +128,39 @@ impl<'a> Draft<'a> {
             for peer in members.chain(super::translated::gateways(self.objects, active)) {
                 behind.entry(peer).or_default();
             }
-        } else if name != CLOUD && !behind.is_empty() {
+        } else if name != CLOUD && !(behind.is_empty() && on_demand.is_empty()) {
             behind.entry(CLOUD).or_default();
+        }
+        if !on_demand.is_empty() {
+            let networks = IpNet::aggregate(&on_demand);
+            self.facts.push(NetmapEntry::OnDemand(OnDemandEntry { networks }));
         }
         for (peer, networks) in behind {
             let entry = self.objects.gateway(peer).and_then(|object| self.peer(name, object, networks));
             self.facts.extend(entry.map(NetmapEntry::TunnelPeer));
+        }
+    }
+
+    /// Tells whether packets can be sealed for a gateway.
+    fn has_tunnel(&self, gateway: &str) -> bool {
+        self.objects.tunnel_key(gateway).is_some() && self.objects.tunnel_key_owner(gateway).is_none()
+    }
+
+    /// Adds the sites between which a relay forwards sealed packets: the members of communities of its site. The relay of the
+    /// cloud serves all communities, and the sites of translated services.
+    fn relay_groups(&mut self, name: &str) {
+        let is_cloud = name == CLOUD;
+        let communities = self.objects.all::<ECommunity>();
+        let communities = communities
+            .filter(|community| is_cloud || community.members.iter().any(|member| member == self.site))
+            .map(|community| (community.metadata.name.clone(), sorted(&community.members)));
+        let mut groups: Vec<(String, Vec<&str>)> = communities.collect();
+        if is_cloud {
+            groups.extend(super::translated::groups(self.objects));
+        }
+        for (name, sites) in groups.into_iter().filter(|(_, sites)| sites.len() > 1) {
+            let sites = sites.into_iter().map(Into::into).collect();
+            self.facts.push(NetmapEntry::RelayGroup(RelayGroupEntry { name, sites }));
         }
     }
 
@@ -126,10 +169,7 @@ impl<'a> Draft<'a> {
     /// A host that policies let this site use by its ports stays behind the entry ports of this gateway, unless a
     /// community without policies lets everything cross.
     pub(super) fn hosts_elsewhere(&mut self, active: &ActiveGateways, gateway: &EGateway) {
-        let carries = |gateway: &EGateway| {
-            let name = gateway.metadata.name.as_str();
-            self.objects.tunnel_key(name).is_some() && self.objects.key_keeper(name).is_none()
-        };
+        let carries = |gateway: &EGateway| self.has_tunnel(&gateway.metadata.name);
         let has_networks =
             |fact: &NetmapEntry| matches!(fact, NetmapEntry::TunnelPeer(peer) if !peer.networks.is_empty());
         let has_peers = self.facts.iter().any(has_networks);
@@ -145,7 +185,8 @@ impl<'a> Draft<'a> {
             })
             .collect();
         let mut networks: BTreeMap<&str, Vec<SiteNetwork<'_>>> = BTreeMap::new();
-        for network in routable(self.objects, self.site, self.objects.neighbours(self.site)) {
+        let routed = routable(self.objects, self.site, self.objects.neighbours(self.site));
+        for network in routed.into_iter().filter(|network| self.neighbourhood.peers.contains(network.site)) {
             networks.entry(network.site).or_default().push(network);
         }
         let mut hosts = Vec::new();
@@ -204,7 +245,7 @@ impl<'a> Draft<'a> {
     fn peer(&self, name: &str, peer: &EGateway, networks: BTreeSet<IpNet>) -> Option<TunnelPeerEntry> {
         let peer_name = peer.metadata.name.as_str();
         let public_key = self.objects.tunnel_key(peer_name).map(TunnelKey)?;
-        if self.objects.key_keeper(peer_name).is_some() {
+        if self.objects.tunnel_key_owner(peer_name).is_some() {
             return None;
         }
         let tunnels = &self.objects.layer3.tunnels;
@@ -230,12 +271,13 @@ impl<'a> Draft<'a> {
             endpoints,
             networks: networks.into_iter().collect(),
             plain_wireguard: is_plain,
-            relay: (peer.relay || peer_name == CLOUD) && !is_plain,
+            relay: is_relay(peer),
         })
     }
 
     fn community(&mut self, community: &'a ECommunity) {
-        let members = sorted(&community.members);
+        let mut members = sorted(&community.members);
+        members.retain(|member| *member == self.site || self.neighbourhood.peers.contains(member));
         let policies = community.e_policys.as_ref().map(sorted);
         for policy in policies.iter().flatten() {
             members.iter().for_each(|member| self.refer(policy, member));

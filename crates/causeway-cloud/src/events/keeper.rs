@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use causeway_api::events::{Kept, surplus};
+use causeway_api::events::{KeptEvent, surplus};
 use causeway_api::{Kind, Object, Time};
 use causeway_apiserver::Registry;
 use causeway_apiserver::registry::{key, prefix};
@@ -87,7 +87,7 @@ impl EventKeeper {
 
     /// Reads a stored event. The time of writing is known only for an event that the watch reports. A loaded event says it
     /// itself, and a time in the future is replaced by now.
-    fn read(&self, stored: &[u8], revision: Revision, seen: Seen) -> Kept {
+    fn read(&self, stored: &[u8], revision: Revision, seen: Seen) -> KeptEvent {
         let now = self.registry.now();
         match Object::from_stored(Kind::Event, stored) {
             Ok(Object::Event(event)) => {
@@ -95,10 +95,10 @@ impl EventKeeper {
                     Seen::Watched => now,
                     Seen::Loaded => event.last_seen().map_or(now, |time| time.min(now)),
                 };
-                Kept::of(&event, written, revision.0)
+                KeptEvent::of(&event, written, revision.0)
             }
             // An event that cannot be read is deleted by the first check.
-            _ => Kept {
+            _ => KeptEvent {
                 object: Default::default(),
                 source: String::new(),
                 written: Time::from_second(0),
@@ -107,7 +107,7 @@ impl EventKeeper {
         }
     }
 
-    async fn drop_surplus(&self, kept: &BTreeMap<String, Kept>) -> Result<(), StoreError> {
+    async fn drop_surplus(&self, kept: &BTreeMap<String, KeptEvent>) -> Result<(), StoreError> {
         let names = surplus(kept, self.registry.now());
         if names.is_empty() {
             return Ok(());

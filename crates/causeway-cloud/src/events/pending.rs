@@ -1,7 +1,7 @@
 //! Occurrences that are not written yet: joins repetitions, and bounds how often the store is written to.
 //!
 //! Pure; the time is an argument. Each object may write a few events at once and then one in a while; all objects together have
-//! a rate as well. What must wait is joined with what repeats, so a gateway that flaps costs one write in a while, with the
+//! a rate as well. Events that wait are joined with their repetitions, so a gateway that flaps costs one write in a while, with the
 //! right count.
 
 use std::collections::{BTreeMap, HashMap};

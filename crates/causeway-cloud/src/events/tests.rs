@@ -5,7 +5,7 @@ use causeway_api::kinds::{Event, EventSource, ObjectReference};
 use causeway_api::meta::set_condition;
 use causeway_api::{EGateway, ESite, ObjectMeta, Time};
 use causeway_apiserver::registry::RegistryHooks;
-use causeway_apiserver::{Clock, SystemClock};
+use causeway_apiserver::{SystemClock, TimeSource};
 use causeway_store::{Store, StoreSpec};
 
 use super::*;
@@ -24,7 +24,7 @@ impl Lab {
     }
 
     /// A replica that records what it commits.
-    fn replica(&self, name: &str, clock: Arc<dyn Clock>) -> Arc<Registry> {
+    fn replica(&self, name: &str, clock: Arc<dyn TimeSource>) -> Arc<Registry> {
         let (recorder, queue) = recorder(&Metrics::new("test"));
         let hooks = RegistryHooks { observer: Some(Arc::new(recorder)), ..RegistryHooks::default() };
         let registry = Arc::new(Registry::with_hooks(self.store.clone(), clock, hooks));

@@ -37,7 +37,7 @@ pub struct Dependent {
 }
 
 impl Dependent {
-    /// Does it have this owner?
+    /// Returns true if the object has this owner.
     pub fn names(&self, uid: &str) -> bool {
         self.owners.iter().any(|owner| owner.uid == uid)
     }
@@ -105,7 +105,7 @@ impl Graph {
         .collect()
     }
 
-    /// Do dependents that wait in the foreground lead back to the object?
+    /// Returns true if dependents that wait in the foreground lead back to the object.
     pub fn is_in_circle(&self, key: &Key) -> bool {
         let dependents = |key: &Key| {
             let uid = self.nodes.get(key).map(|node| &node.uid);

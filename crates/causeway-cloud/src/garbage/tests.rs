@@ -139,7 +139,7 @@ async fn an_object_whose_owner_began_to_wait_later_is_left_until_its_dependents_
     let seen = lab.registry.object(Kind::ESite, "blocking").await.unwrap().unwrap().revision;
     lab.site("deeper", &["!blocking"]).await;
     lab.delete("owner", Propagation::Foreground).await;
-    look(&lab.registry, &(Kind::ESite, "blocking".into()), seen, (&[], false)).await.unwrap();
+    collect(&lab.registry, &(Kind::ESite, "blocking".into()), seen, (&[], false)).await.unwrap();
     assert_eq!(lab.names().await, ["blocking", "deeper", "owner"]);
     lab.start();
     lab.until_left(&[]).await;

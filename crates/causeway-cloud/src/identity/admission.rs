@@ -1,4 +1,4 @@
-//! May this certificate hold a session now? Asked once when a link comes in.
+//! Admission of a certificate to a session, checked once when a link comes in.
 //!
 //! TLS has checked the signature and let any age pass; what is left is the time, revocation, and whether the key is
 //! still the gateway's; and the signature again, where CAs have come or gone since the start.

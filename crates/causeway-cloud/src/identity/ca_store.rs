@@ -95,9 +95,9 @@ pub enum CaStoreError {
          copy the file {origin} over it (mode 600) and start again", path.display()
     )]
     OtherSealKey { origin: String, path: std::path::PathBuf },
-    #[error("a change of CA is already under way; finish it first")]
+    #[error("a change of CA is already under way; finish it with `causeway ca rotate --finish`")]
     AlreadyChanging,
-    #[error("no change of CA is under way; start one first")]
+    #[error("no change of CA is under way; start one with `causeway ca rotate`")]
     NotChanging,
 }
 

@@ -26,7 +26,7 @@ pub fn store_key(serial: &str) -> String {
     format!("{PREFIX}{serial}")
 }
 
-/// Could this be a serial number of ours? Everything else must not become part of a store key.
+/// Returns true for the form of a serial number of this CA. Any other text must not become part of a store key.
 pub fn is_serial(text: &str) -> bool {
     (1..=40).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_hexdigit() && !byte.is_ascii_uppercase())

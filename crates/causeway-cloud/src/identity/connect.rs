@@ -1,6 +1,6 @@
 //! Authenticates CONNECT requests from the network: certificates of our own CA that are valid for CONNECT alone.
 //!
-//! The cloud keeps one ready in its data dir while the door is open, in the form that kube-apiserver and Prometheus read: a file
+//! The cloud keeps one ready in its data dir while the CONNECT listener is open, in the form that kube-apiserver and Prometheus read: a file
 //! with key and certificate, and one with the CAs. It is made anew when it is old, was revoked, or comes from a CA of yesterday.
 
 use std::io;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use causeway_daemon::data_dir::write_atomic;
 
 use super::{kubeconfig, revocation_log};
+use crate::audit_export;
 
 /// Exists while the first CA is made.
 const MARK: &str = "first-start";
@@ -78,10 +79,13 @@ fn traces(is_seal_key_elsewhere: bool, has: impl Fn(&str) -> bool) -> Vec<&'stat
     all.into_iter().filter(|name| has(name) && !(is_seal_key_elsewhere && *name == SEAL_KEY)).collect()
 }
 
-/// Returns whether `path` is a file, or a folder that holds a file with content.
+/// Returns whether `path` is a file, or a folder that holds a file with content. The spool of the audit's export does not count: it has
+/// its name and cursors before the CA is made, and every record in it is also in a journal beside it.
 fn is_trace(path: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(path) else { return path.exists() };
-    entries.flatten().any(|entry| {
+    let is_spool =
+        |entry: &std::fs::DirEntry| path.ends_with(AUDIT) && entry.file_name() == audit_export::FOLDER;
+    entries.flatten().filter(|entry| !is_spool(entry)).any(|entry| {
         entry.metadata().is_ok_and(|metadata| match metadata.is_dir() {
             true => is_trace(&entry.path()),
             false => metadata.len() > 0,
@@ -124,6 +128,15 @@ mod tests {
         check(&["seal.key", "admin.kubeconfig"], false, true, Ok(()));
         // The audit log is opened before the CA is made; a line in it comes later.
         check(&["audit/audit.jsonl", "audit/admin.jsonl"], false, false, Ok(()));
+        // So is the spool of its export, which has a name from the beginning.
+        check(
+            &["audit/audit.jsonl", "audit/export/source=a", "audit/export/otlp.cursor=0"],
+            false,
+            false,
+            Ok(()),
+        );
+        check(&["audit/audit.jsonl={}", "audit/export/source=a"], false, false, Err("audit in it"));
+        check(&["audit/fleet/export/a=a"], false, false, Err("audit in it"));
         check(&["audit/audit.jsonl={}"], false, false, Err("audit in it"));
         check(&["audit/admin.jsonl={}"], false, false, Err("audit in it"));
         check(&["audit/fleet/fleet.1.jsonl={}"], false, false, Err("audit in it"));

@@ -23,16 +23,19 @@ use super::audit::AuditLine;
 use super::authority::{CertificateSubject, GATEWAY_LIFETIME, SignedCertificate};
 use super::ca_store::CaSet;
 use super::gateways::{self, GatewayRecord};
+use super::node_enrolment::NodeEnrolment;
 use super::registrar::{ATTEMPTS_MAX, Registrar, encode, join_key};
 use super::revocation::{self, RevocationReason, RevocationRecord};
 use super::revocation_log::RevocationEntry;
 use super::tokens::{self, JoinTokenRecord, Redeemed, Redemption};
 
 impl Registrar {
-    /// Answers one request. `shown` is the client certificate of the TLS handshake, `client` its address.
+    /// Answers one request. `nodes` enrols the nodes of a cluster, `shown` is the client certificate of the TLS handshake,
+    /// `client` its address.
     pub async fn answer(
         &self,
         request: wire::EnrolmentRequest,
+        nodes: Option<&NodeEnrolment>,
         shown: Option<&CertificateDer<'_>>,
         client: &str,
     ) -> Result<EnrolmentResponseBody, EnrolmentRefusal> {
@@ -41,7 +44,7 @@ impl Registrar {
         };
         let name = ask.name();
         let mut subject = EnrolmentSubjects::default();
-        let answer = self.dispatch(ask, shown, &mut subject).await;
+        let answer = self.dispatch(ask, nodes, shown, &mut subject).await;
         self.metrics.count_answer(name, &answer);
         // A check comes from every edge every day and changes nothing; it is counted, not audited.
         if name != "check" {
@@ -56,7 +59,7 @@ impl Registrar {
     pub async fn issue_first(&self, peer: &PeerId, csr: &[u8]) -> Result<IssuedMessage, EnrolmentRefusal> {
         let request = read_request(csr, &mut EnrolmentSubjects::default())?;
         self.refuse_revoked(&request.key).await?;
-        match self.issue(peer, &request, None, Vec::new(), self.now()).await? {
+        match self.issue(peer, None, &request, None, Vec::new(), self.now()).await? {
             Some(EnrolmentResponseBody::Issued(issued)) => Ok(issued),
             _ => Err(EnrolmentRefusal::new(
                 EnrolmentCode::NotCurrent,
@@ -69,6 +72,7 @@ impl Registrar {
     async fn dispatch(
         &self,
         ask: EnrolmentRequestBody,
+        nodes: Option<&NodeEnrolment>,
         shown: Option<&CertificateDer<'_>>,
         subject: &mut EnrolmentSubjects,
     ) -> Result<EnrolmentResponseBody, EnrolmentRefusal> {
@@ -79,6 +83,7 @@ impl Registrar {
                 self.reenrol(&reenrol.certificate, &reenrol.csr, subject).await
             }
             EnrolmentRequestBody::Check(check) => self.check(shown, &check.bundle, subject).await,
+            EnrolmentRequestBody::EnrolNode(enrol) => self.enrol_node(nodes, &enrol, subject).await,
         }
     }
 
@@ -112,7 +117,7 @@ impl Registrar {
                 record.is_key(&request.key) && record.is_alive(now, self.config.grace)
             });
             let mut ops = Vec::new();
-            if token.judge(&request.key, now, is_current)? == Redemption::Use {
+            if token.check_redemption(&request.key, now, is_current)? == Redemption::Use {
                 let is_enrolled = gateway.as_ref().is_some_and(|(record, _)| {
                     !record.is_key(&request.key) && record.is_alive(now, self.config.grace)
                 });
@@ -126,7 +131,7 @@ impl Registrar {
                     expected: token_record.revision,
                 });
             }
-            if let Some(issued) = self.issue(&peer, &request, gateway, ops, now).await? {
+            if let Some(issued) = self.issue(&peer, None, &request, gateway, ops, now).await? {
                 // Also for a key that asks again: its first request may have failed at this step.
                 self.log_before_answer(RevocationEntry::of_join_token(&id, &token).into_iter().collect())
                     .await?;
@@ -194,7 +199,7 @@ impl Registrar {
             let record = gateway.as_ref().map(|(record, _)| record);
             gateways::speaks_for_its_gateway(record, facts)?;
             gateways::is_within_grace(record, facts, now, self.config.grace)?;
-            if let Some(issued) = self.issue(peer, request, gateway, Vec::new(), now).await? {
+            if let Some(issued) = self.issue(peer, None, request, gateway, Vec::new(), now).await? {
                 return Ok(issued);
             }
         }
@@ -239,10 +244,12 @@ impl Registrar {
     }
 
     /// Signs the certificate, stores the gateway's record, and revokes the key it replaces. `None` when another request
-    /// changed a record in between.
-    async fn issue(
+    /// changed a record in between. `node` is the Kubernetes node that the gateway belongs to from now on; a key that is
+    /// certified again keeps its node.
+    pub(super) async fn issue(
         &self,
         peer: &PeerId,
+        node: Option<&str>,
         request: &CertificateRequest,
         gateway: Option<(GatewayRecord, Revision)>,
         mut ops: Vec<Op>,
@@ -256,7 +263,7 @@ impl Registrar {
                 tracing::error!(
                     error = &error as &dyn std::error::Error,
                     gateway = peer.gateway(),
-                    "signing failed"
+                    "cannot sign the certificate of a gateway"
                 );
                 EnrolmentRefusal::new(
                     EnrolmentCode::Unavailable,
@@ -265,12 +272,14 @@ impl Registrar {
                 )
             })?;
         let mut record = GatewayRecord::new(peer, &request.key, &signed, &cas.issuing().id(), now);
+        record.node = node.map(str::to_owned);
         let key = gateways::store_key(peer.gateway());
         match &gateway {
             None => ops.push(Op::Create { key, value: record.encode() }),
             Some((before, revision)) => {
                 if before.is_key(&request.key) {
                     record.proven.clone_from(&before.proven);
+                    record.node = record.node.or_else(|| before.node.clone());
                 }
                 ops.extend(replaced(before, &request.key, peer, now));
                 ops.push(Op::Update { key, value: record.encode(), expected: *revision });
@@ -331,7 +340,7 @@ impl Registrar {
         Ok((facts, peer))
     }
 
-    /// Is it from a CA that is trusted now?
+    /// Returns true if the certificate is from a CA that is trusted now.
     pub(super) fn check_authority(&self, shown: &CertificateDer<'_>) -> Result<(), EnrolmentRefusal> {
         tls::verify_client(shown, &self.cas.load().bundle()).map_err(|_| {
             EnrolmentRefusal::new(
@@ -343,7 +352,7 @@ impl Registrar {
     }
 
     // Asks the store, not the set in memory: a certificate lasts, so the last word counts.
-    async fn refuse_revoked(&self, key: &KeyHash) -> Result<(), EnrolmentRefusal> {
+    pub(super) async fn refuse_revoked(&self, key: &KeyHash) -> Result<(), EnrolmentRefusal> {
         let found = self.load::<RevocationRecord>(&revocation::store_key(key)).await;
         let message = match found {
             Ok(None) => return Ok(()),
@@ -379,7 +388,7 @@ impl Registrar {
     }
 
     /// When the EGateway of this name came into being.
-    async fn standing_since(&self, gateway: &str) -> Result<Option<Revision>, StoreError> {
+    pub(super) async fn standing_since(&self, gateway: &str) -> Result<Option<Revision>, StoreError> {
         Ok(self.store.get(&object_key(Kind::EGateway, gateway)).await?.map(|object| object.created))
     }
 
@@ -408,7 +417,7 @@ impl Registrar {
             client,
             decision,
             reason: &reason,
-            subject: "",
+            subject: &subject.pod,
         };
         self.audit(&line);
     }
@@ -417,7 +426,9 @@ impl Registrar {
 /// The subjects of a request, as far as they are known.
 #[derive(Default)]
 pub(super) struct EnrolmentSubjects {
-    peer: Option<PeerId>,
+    pub(super) peer: Option<PeerId>,
+    /// The node, the pod and the service account, as the cluster names them.
+    pub(super) pod: String,
     key: Option<KeyHash>,
     wish: Option<RequestedIdentity>,
 }
@@ -456,7 +467,10 @@ fn revoked_key(op: &Op) -> Option<RevocationEntry> {
     key.starts_with(revocation::PREFIX).then(|| RevocationEntry::of(key, value))?
 }
 
-fn read_request(csr: &[u8], subject: &mut EnrolmentSubjects) -> Result<CertificateRequest, EnrolmentRefusal> {
+pub(super) fn read_request(
+    csr: &[u8],
+    subject: &mut EnrolmentSubjects,
+) -> Result<CertificateRequest, EnrolmentRefusal> {
     let request = CertificateRequest::read(csr).map_err(|error| {
         EnrolmentRefusal::new(
             EnrolmentCode::BadRequest,
@@ -478,11 +492,11 @@ pub(super) fn read_gateway(
     Ok((facts, peer))
 }
 
-fn malformed(message: &str) -> EnrolmentRefusal {
+pub(super) fn malformed(message: &str) -> EnrolmentRefusal {
     EnrolmentRefusal::new(EnrolmentCode::Malformed, message, "edge and cloud may be of different versions")
 }
 
-fn unavailable(error: StoreError) -> EnrolmentRefusal {
+pub(super) fn unavailable(error: StoreError) -> EnrolmentRefusal {
     tracing::warn!(
         error = &error as &dyn std::error::Error,
         "the store failed while a gateway asked for a certificate"
@@ -497,7 +511,7 @@ fn unavailable(error: StoreError) -> EnrolmentRefusal {
     }
 }
 
-fn busy() -> EnrolmentRefusal {
+pub(super) fn busy() -> EnrolmentRefusal {
     EnrolmentRefusal {
         retry_after_seconds: 1,
         ..EnrolmentRefusal::new(EnrolmentCode::Unavailable, "too many at once", "try again")

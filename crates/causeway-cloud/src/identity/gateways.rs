@@ -42,6 +42,10 @@ pub struct GatewayRecord {
     /// When the last certificate was signed, or the gateway revoked.
     pub at: i64,
     pub expires: i64,
+    /// The Kubernetes node whose pods may replace the key; none for a gateway that a join token enrolled. A cloud older than
+    /// this field drops it with the next renewal, and the pods of the node are refused from then on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// Never stored: the key of a deleted gateway of the same name, which the next commit revokes.
     #[serde(skip)]
     pub void_key: Option<String>,
@@ -63,6 +67,7 @@ impl GatewayRecord {
             proven: String::new(),
             at: unix_seconds(now),
             expires: unix_seconds(signed.not_after),
+            node: None,
             void_key: None,
         }
     }
@@ -79,13 +84,13 @@ impl GatewayRecord {
         self.key.as_deref() == Some(key.to_string().as_str())
     }
 
-    /// Could its holder still come back by itself?
+    /// Returns true if its holder can still return without a new token.
     pub fn is_alive(&self, now: SystemTime, grace: Duration) -> bool {
         self.key.is_some() && now <= from_unix_seconds(self.expires) + grace
     }
 }
 
-/// Does a certificate of ours still speak for its gateway? `record` is the record of that gateway.
+/// Returns true if a certificate of this CA still authenticates its gateway. `record` is the record of that gateway.
 pub fn speaks_for_its_gateway(
     record: Option<&GatewayRecord>,
     shown: &CertificateFacts,
@@ -106,7 +111,7 @@ pub fn speaks_for_its_gateway(
     ))
 }
 
-/// Is an expired certificate still within the time in which its key may ask for another?
+/// Returns true if an expired certificate is still within the time in which its key may request another.
 pub fn is_within_grace(
     record: Option<&GatewayRecord>,
     shown: &CertificateFacts,
@@ -148,6 +153,7 @@ mod tests {
             proven: String::new(),
             at: unix_seconds(now()),
             expires: unix_seconds(now() + 30 * DAY),
+            node: None,
             void_key: None,
         }
     }

@@ -1,4 +1,4 @@
-//! The admin kubeconfig in the data dir: the first key to the house.
+//! The admin kubeconfig in the data dir: the first credential of a new cloud.
 //!
 //! Made at first start, looked at again whenever something could have changed it, and written anew when the
 //! certificate in it is old, was revoked, comes from a CA of yesterday, or the address of the API is another.

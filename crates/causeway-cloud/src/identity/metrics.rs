@@ -118,5 +118,6 @@ fn outcome(code: EnrolmentCode) -> &'static str {
         EnrolmentCode::CertificateExpired => "certificate-expired",
         EnrolmentCode::WrongAuthority => "wrong-authority",
         EnrolmentCode::Version => "version",
+        EnrolmentCode::NotPermitted => "not-permitted",
     }
 }

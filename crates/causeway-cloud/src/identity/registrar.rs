@@ -152,9 +152,7 @@ impl Registrar {
         let (cas, seal) = ca_store::open_or_create(&store, &place, now, may_create).await?;
         earlier_life::end(&config.data_dir);
         if config.new_fleet && !makes_ca {
-            tracing::warn!(
-                "--new-fleet has no effect, the store holds a CA: leave it out, it would be in the way of a mistake"
-            );
+            tracing::warn!("--new-fleet has no effect, because the store holds a CA: remove the flag");
         }
         let log = open_log(&store, &config, now).await?;
         let (revoked, _) = follow::snapshot(&store, revocation::PREFIX).await?;
@@ -224,7 +222,7 @@ impl Registrar {
         self.bundle_changed.subscribe()
     }
 
-    /// Is every certificate of a handshake verified against exactly the CAs that are trusted now?
+    /// Returns true if every certificate of a handshake is verified against exactly the CAs that are trusted now.
     pub(super) fn trusts_handshakes(&self) -> bool {
         !self.have_authorities_changed.load(Ordering::SeqCst)
     }

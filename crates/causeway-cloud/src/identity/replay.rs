@@ -141,7 +141,7 @@ async fn replay_key(
     Err(busy(&record.gateway))
 }
 
-/// Could the key still come back, if nothing spoke against it?
+/// Returns true if the key could still return unless it is revoked.
 fn is_worth_a_record(record: &RevocationRecord, now: SystemTime, grace: Duration) -> bool {
     !record.gateway.is_empty() && now <= from_unix_seconds(record.until) + grace
 }
@@ -169,6 +169,7 @@ fn without_key(
             Some(_) => revoked.at.saturating_add(lifetime),
             None => revoked.until,
         },
+        node: None,
         void_key: None,
     })
 }
@@ -243,6 +244,7 @@ mod tests {
             proven: String::new(),
             at,
             expires: at + 100,
+            node: None,
             void_key: None,
         }
     }

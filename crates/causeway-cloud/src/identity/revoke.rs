@@ -1,4 +1,4 @@
-//! Puts gateways and holders of certificates out: keys are revoked, open join tokens closed.
+//! Revokes gateways and certificates: their keys are refused from then on, open join tokens are closed.
 //!
 //! Every step is one commit upon records of the store; when a method returns, what it did is also in the revocation log,
 //! which survives the store. Open sessions hear of it through `revocation`.
@@ -36,8 +36,10 @@ impl Registrar {
         gateway: &str,
         open_tokens: OpenTokens,
     ) -> Result<RevokedGateway, TokenProblem> {
-        let unknown =
-            || TokenProblem::Invalid { field: "gateway", why: format!("{gateway:?} was never enrolled") };
+        let unknown = || TokenProblem::Invalid {
+            field: "gateway",
+            why: format!("{gateway:?} was never enrolled; `causeway get egateways` shows all gateways"),
+        };
         PeerId::new("any", gateway).map_err(|_| unknown())?;
         // The tokens first: an open one could bring another key.
         let (tokens, closed) = match open_tokens {
@@ -170,7 +172,7 @@ impl Registrar {
                 tracing::error!(
                     error = &problem as &dyn std::error::Error,
                     gateway,
-                    "a deleted gateway is out"
+                    "the deleted gateway is revoked, but the revocation log cannot be written"
                 );
                 Ok(())
             }

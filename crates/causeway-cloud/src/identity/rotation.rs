@@ -19,9 +19,9 @@ use super::tokens::{self, JoinTokenRecord};
 
 #[derive(Debug, thiserror::Error)]
 pub enum RotationError {
-    #[error("a change of CA is already under way; finish it first")]
+    #[error("a change of CA is already under way; finish it with `causeway ca rotate --finish`")]
     AlreadyChanging,
-    #[error("no change of CA is under way; start one first")]
+    #[error("no change of CA is under way; start one with `causeway ca rotate`")]
     NotChanging,
     #[error("{}", waiting(gateways, tokens))]
     StillNeeded {

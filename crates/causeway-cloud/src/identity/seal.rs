@@ -42,7 +42,7 @@ impl SealKey {
         };
         let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
-            tracing::warn!(path = %path.display(), mode = format!("{mode:o}"), "others can read the seal key: chmod 600");
+            tracing::warn!(path = %path.display(), mode = format!("{mode:o}"), "the seal key is readable by other users of this host: chmod 600");
         }
         // The same reader as for hashes of keys: 32 bytes in hexadecimal digits.
         let bytes = causeway_channel::KeyHash::from_hex(text.trim())

@@ -25,6 +25,7 @@ use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 use tokio_util::task::TaskTracker;
 
+use super::node_enrolment::NodeEnrolment;
 use super::registrar::Registrar;
 
 /// Bounds on the work that unauthenticated peers can cause.
@@ -74,6 +75,8 @@ pub struct EnrolmentServer {
 
 struct Shared {
     registrar: Arc<Registrar>,
+    /// Enrolment of Kubernetes nodes. `None`: off.
+    nodes: Option<NodeEnrolment>,
     limits: EnrolmentLimits,
     per_address: DefaultKeyedRateLimiter<IpAddr>,
     global: DefaultDirectRateLimiter,
@@ -83,11 +86,16 @@ struct Shared {
 }
 
 impl EnrolmentServer {
-    pub fn new(registrar: Arc<Registrar>, limits: EnrolmentLimits) -> EnrolmentServer {
+    pub fn new(
+        registrar: Arc<Registrar>,
+        nodes: Option<NodeEnrolment>,
+        limits: EnrolmentLimits,
+    ) -> EnrolmentServer {
         let per_address = Quota::per_second(limits.tries_per_second).allow_burst(limits.tries_burst);
         let global = Quota::per_second(limits.all_tries_per_second).allow_burst(limits.all_tries_burst);
         let shared = Shared {
             registrar,
+            nodes,
             per_address: RateLimiter::keyed(per_address),
             global: RateLimiter::direct(global),
             connections: Arc::new(Semaphore::new(limits.connections_max)),
@@ -124,7 +132,7 @@ impl Shared {
         let open = metrics.connection();
         tasks.spawn(async move {
             self.serve(link, client).await;
-            self.leave(address);
+            self.release(address);
             drop((place, open));
         });
     }
@@ -137,7 +145,7 @@ impl Shared {
         enters
     }
 
-    fn leave(&self, address: IpAddr) {
+    fn release(&self, address: IpAddr) {
         let mut by_address = self.by_address.lock_ignoring_poison();
         if let Some(count) = by_address.get_mut(&address) {
             *count = count.saturating_sub(1);
@@ -194,7 +202,7 @@ impl Shared {
         if !is_known {
             self.limit(client.ip())?;
         }
-        self.registrar.answer(request, shown, &client.ip().to_string()).await
+        self.registrar.answer(request, self.nodes.as_ref(), shown, &client.ip().to_string()).await
     }
 
     fn limit(&self, address: IpAddr) -> Result<(), EnrolmentRefusal> {

@@ -6,6 +6,7 @@
 mod access;
 mod enrolment;
 mod etcd;
+mod nodes;
 mod replicas;
 mod returning;
 mod rotation;
@@ -31,7 +32,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::channel::{ChannelServer, NoLinks};
 
 use super::{
-    EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, OnEnrolled, OpenTokens, Registrar,
+    EnrolmentLimits, EnrolmentServer, IdentityConfig, IdentityError, NodeEnrolment, OnEnrolled, OpenTokens,
+    Registrar,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -122,6 +124,10 @@ impl Fleet {
 
     /// A replica with its own data dir. All but the first get the seal key of `a`.
     async fn replica(&self, name: &str) -> Replica {
+        self.replica_with(name, None).await
+    }
+
+    async fn replica_with(&self, name: &str, nodes: Option<NodeEnrolment>) -> Replica {
         let data_dir = self.data_dir(name);
         let seal = self.folder.path().join("a/seal.key");
         if name != "a" && seal.exists() {
@@ -135,7 +141,7 @@ impl Fleet {
         let tls = registrar.channel_tls();
         let port = ChannelPort::on(sockets, tls, EndpointKeys::generate(), self.port_limits.clone()).unwrap();
         let metrics = port.metrics().clone();
-        let enrolment = EnrolmentServer::new(registrar.clone(), self.limits.clone());
+        let enrolment = EnrolmentServer::new(registrar.clone(), nodes, self.limits.clone());
         let channel = ChannelServer { port, enrolment, links: Arc::new(NoLinks) };
         let stop = CancellationToken::new();
         tokio::spawn(channel.run(stop.clone()));

@@ -72,7 +72,7 @@ pub struct IssuedApiToken {
 }
 
 impl Registrar {
-    /// Could such a join token be made? Asked before its objects are made, so that a refusal leaves nothing behind.
+    /// Checks that such a join token can be made, before its objects are made: a refusal leaves nothing behind.
     pub fn validate_new_join_token(
         &self,
         site: &str,

@@ -27,7 +27,7 @@ pub fn id(secret: &TokenSecret) -> String {
     secret.hash()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Could this be the name of a token? Everything else must not become part of a store key.
+/// Returns true for the form of a token's name. Any other text must not become part of a store key.
 pub fn is_id(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
@@ -61,7 +61,7 @@ fn replaces_by_default() -> bool {
 /// The effect of a join token on a gateway that is enrolled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnEnrolled {
-    /// It is not made, and not taken.
+    /// Such a token is neither created nor accepted.
     Refuse,
     /// The key of the host that is enrolled is revoked when another one joins.
     Replace,
@@ -120,11 +120,11 @@ impl JoinTokenRecord {
         self.hash == hex(&secret.hash())
     }
 
-    /// May `key` redeem this token now?
+    /// Checks that `key` may redeem this token now.
     ///
     /// `is_current`: the key is the gateway's own and could re-enrol anyway. Then the end of the token does
     /// not matter any more: an edge that crashed in the middle is not punished for coming back late.
-    pub fn judge(
+    pub fn check_redemption(
         &self,
         key: &KeyHash,
         now: SystemTime,
@@ -168,7 +168,7 @@ impl JoinTokenRecord {
         Ok(Redemption::Use)
     }
 
-    /// Is there still something to redeem?
+    /// Returns true if the token can still be redeemed.
     pub fn is_open(&self, now: SystemTime) -> bool {
         self.deleted.is_none()
             && now < from_unix_seconds(self.expires)
@@ -295,7 +295,7 @@ mod tests {
                    at,
                    current,
                    expected: Result<Redemption, EnrolmentCode>| {
-            let judged = record.judge(&key(name), at, current).map_err(|refusal| refusal.reason());
+            let judged = record.check_redemption(&key(name), at, current).map_err(|refusal| refusal.reason());
             assert_eq!(judged, expected, "{name} {current} {record:?}");
         };
         row(&record(1, &[]), "a", now(), false, Ok(Redemption::Use));
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn every_refusal_says_what_to_do() {
-        let refusal = record(1, &["a"]).judge(&key("b"), now(), false).unwrap_err();
+        let refusal = record(1, &["a"]).check_redemption(&key("b"), now(), false).unwrap_err();
         assert!(refusal.to_string().contains("Tokyo/G1") && refusal.hint.contains("causeway token create"));
     }
 

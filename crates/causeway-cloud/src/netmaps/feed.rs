@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use causeway_channel::wire::control::{HeldNetmap, NetmapAck, NetmapRefused};
+use causeway_channel::wire::control::{HeldNetmap, NeighbourQuery, NetmapAck, NetmapRefused};
 use causeway_netmap::sync::{NetmapSendState, NetmapSyncState, TargetNetmap};
 use causeway_netmap::{Digest, ENCODED_BYTES_MAX, Generation, Netmap, NetmapStamp};
 use tokio::sync::watch;
@@ -104,6 +104,11 @@ impl NetmapFeed {
         self.report();
     }
 
+    /// The gateway asks for members of large communities.
+    pub fn asked(&self, query: &NeighbourQuery) {
+        self.publisher.ask_neighbours(&self.gateway, query);
+    }
+
     pub fn standing(&self) -> NetmapSyncState {
         self.sender.standing()
     }
@@ -142,7 +147,7 @@ impl NetmapFeed {
 
 impl Drop for NetmapFeed {
     fn drop(&mut self) {
-        self.publisher.leave(&self.gateway);
+        self.publisher.detach(&self.gateway);
     }
 }
 
@@ -150,7 +155,7 @@ impl Drop for NetmapFeed {
 /// malformed.
 pub fn stamp(held: &HeldNetmap) -> Option<NetmapStamp> {
     let generation = Generation { epoch: held.epoch, revision: held.revision };
-    Some(NetmapStamp { generation, digest: Digest::from_slice(&held.digest)? })
+    Some(NetmapStamp { generation, digest: Digest::from_slice(&held.digest)?, turn: held.turn })
 }
 
 /// Returns the text of a gateway without control characters, bounded.

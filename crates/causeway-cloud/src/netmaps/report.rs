@@ -3,10 +3,11 @@
 //! Reported only when that changes: an update on its way is not reported, and generations are added when an
 //! EGateway is read. `reports` stores the report and writes the conditions.
 
+use causeway_api::conditions::IN_FORCE;
 use causeway_netmap::sync::NetmapSyncState;
 
 use super::NetmapPublisher;
-use crate::reports::{IN_FORCE, Report};
+use crate::reports::Report;
 
 /// Returns the report on the netmap of a gateway. None: an update is on its way, and what follows is
 /// reported.

@@ -4,14 +4,19 @@
 //! costs it a whole netmap.
 
 use causeway_channel::PeerId;
-use causeway_channel::wire::control::{Hello, NetmapAck, NetmapRefused, NetmapUpdate};
+use causeway_channel::wire::control::{
+    FEATURE_NEIGHBOURS, Hello, NeighbourQuery, NetmapAck, NetmapRefused, NetmapUpdate,
+};
 
 use super::{NetmapFeed, NetmapPublisher, stamp};
 use crate::sessions::{NetmapSender, NetmapSource, SessionFuture};
 
 impl NetmapSource for NetmapPublisher {
     fn open(&self, peer: &PeerId, hello: &Hello) -> Box<dyn NetmapSender> {
-        Box::new(self.attach_from(peer.gateway(), Some(peer.site()), hello.held.as_ref().and_then(stamp)))
+        let held = hello.held.as_ref().and_then(stamp);
+        let asks = hello.features.iter().any(|feature| feature == FEATURE_NEIGHBOURS);
+        self.restore_neighbours(peer.gateway(), held, asks.then_some(hello.neighbours.as_slice()));
+        Box::new(self.attach_from(peer.gateway(), Some(peer.site()), held))
     }
 }
 
@@ -26,5 +31,9 @@ impl NetmapSender for NetmapFeed {
 
     fn handle_refused(&mut self, refused: NetmapRefused) {
         self.refused(&refused);
+    }
+
+    fn handle_neighbours(&mut self, query: NeighbourQuery) {
+        self.asked(&query);
     }
 }

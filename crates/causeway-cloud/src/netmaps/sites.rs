@@ -7,8 +7,8 @@ use causeway_api::{EGateway, ObjectSet};
 
 use crate::replicas::ActiveGateways;
 
-/// The gateways of all sites as EGateways name them, and the stored active ones. Which of them are attached
-/// is not known here.
+/// The gateways of all sites as EGateways name them, and the stored active ones. Attachments
+/// are not known here.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct SiteGateways {
     /// By `EGateway::rank`.

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::reconcile::Reconciler;
 use crate::replicas::SessionDirectory;
-use crate::reports::{NETMAP_IN_FORCE, ReportWriter, ReportedState};
+use crate::reports::{ReportWriter, ReportedState};
 
 struct Lab {
     registry: Arc<Registry>,
@@ -35,11 +35,11 @@ impl Lab {
         let registry = Arc::new(Registry::new(store, Arc::new(SystemClock)));
         let (stop, metrics) = (CancellationToken::new(), Metrics::new("0"));
         let (inbox, state) = (Arc::new(ReportInbox::default()), Arc::new(ReportedState::default()));
-        let publisher = NetmapPublisher::new(&metrics, inbox.clone());
+        let publisher = NetmapPublisher::new(&metrics, inbox.clone()).with_community_peers_max(2);
         let check = Readiness::new().register("reconcile");
-        let reconciler = Reconciler::new(registry.clone(), check, &metrics).telling(publisher.clone());
-        let reconciler = reconciler.reporting(state.clone());
-        let directory = SessionDirectory::alone(causeway_channel::Clock::system());
+        let reconciler = Reconciler::new(registry.clone(), check, &metrics).with_netmaps(publisher.clone());
+        let reconciler = reconciler.with_reports(state.clone());
+        let directory = SessionDirectory::single_replica(causeway_channel::Clock::system());
         let reports = ReportWriter { registry: registry.clone(), directory, inbox, state, connections: None };
         let running = vec![
             tokio::spawn(reconciler.run(stop.clone())),
@@ -138,7 +138,7 @@ impl Edge {
 
 fn held(stamp: NetmapStamp) -> HeldNetmap {
     let Generation { epoch, revision } = stamp.generation;
-    HeldNetmap { epoch, revision, digest: stamp.digest.0.to_vec().into() }
+    HeldNetmap { epoch, revision, digest: stamp.digest.0.to_vec().into(), turn: stamp.turn }
 }
 
 #[tokio::test]
@@ -214,7 +214,10 @@ async fn in_force(lab: &Lab, gateway: &str, reason: &str) {
     loop {
         let loaded = lab.registry.object(Kind::EGateway, gateway).await.unwrap().unwrap();
         let conditions = &loaded.object.status().conditions;
-        if conditions.iter().any(|found| found.kind == NETMAP_IN_FORCE && found.reason == reason) {
+        if conditions
+            .iter()
+            .any(|found| found.kind == causeway_api::conditions::NETMAP_IN_FORCE && found.reason == reason)
+        {
             return;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -266,5 +269,43 @@ async fn the_stored_active_gateway_reaches_the_gateways_of_its_site() {
     lab.registry.store().delete("activegateways/oslo", None).await.unwrap();
     oslo.wait("no record", |netmap| active(netmap).as_deref() == Some("")).await;
     drop(oslo);
+    lab.end().await;
+}
+
+#[tokio::test]
+async fn a_member_of_a_large_community_is_told_when_it_is_asked_for_and_no_longer_than_it_is_one() {
+    let lab = Lab::start().await;
+    lab.furnish().await;
+    lab.create(Kind::ECommunity, "c", json!({"members": ["berlin", "oslo", "rome"]})).await;
+    let knows = |netmap: &Netmap, site: &str| {
+        let view = NetmapView::decode(netmap);
+        view.communities.values().any(|community| community.members.contains(&site.into()))
+    };
+    lab.publisher.restore_neighbours("oslo-gw", None, Some(&[]));
+    let mut oslo = Edge::attach(&lab, "oslo-gw", NetmapReceiver::default());
+    oslo.wait("no neighbour", |netmap| knows(netmap, "oslo") && !knows(netmap, "rome")).await;
+    let before = oslo.receiver.held().unwrap().stamp();
+    let ask = |site: &str| NeighbourQuery { sites: vec![site.to_owned()], ..NeighbourQuery::default() };
+    oslo.feed.asked(&ask("nowhere"));
+    oslo.feed.asked(&ask("Rome"));
+    oslo.wait("rome", |netmap| knows(netmap, "rome") && !knows(netmap, "berlin")).await;
+    let after = oslo.receiver.held().unwrap().stamp();
+    // The store may have changed meanwhile; the turn rises with the neighbours.
+    assert!(after.generation >= before.generation && after.turn > before.turn, "{before:?} {after:?}");
+    // A cloud that was restarted takes the neighbours from the gateway, and sends nothing that is known.
+    let receiver = oslo.receiver.clone();
+    drop(oslo);
+    let lab = Lab::start_in(lab.end().await).await;
+    lab.publisher.restore_neighbours("oslo-gw", Some(after), Some(&["rome".to_owned()]));
+    let mut oslo = Edge::attach(&lab, "oslo-gw", receiver);
+    oslo.feed.asked(&ask("berlin"));
+    let both = |netmap: &Netmap| knows(netmap, "rome") && knows(netmap, "berlin");
+    while !both(oslo.receiver.held().unwrap()) {
+        // The store may not be loaded yet; the edge repeats its question too.
+        oslo.feed.asked(&ask("berlin"));
+        let _ = tokio::time::timeout(Duration::from_millis(100), oslo.take()).await;
+    }
+    lab.registry.delete_object("test", Kind::ECommunity, "c").await.unwrap();
+    oslo.wait("no community", |netmap| !knows(netmap, "rome") && !knows(netmap, "oslo")).await;
     lab.end().await;
 }

@@ -82,7 +82,7 @@ impl PresenceWork {
     }
 
     /// Plans anew for every site that changed. Steps that were planned and not begun are planned again.
-    pub fn look(&mut self, objects: &ObjectSet) {
+    pub fn replan(&mut self, objects: &ObjectSet) {
         let dirty = std::mem::take(&mut self.dirty);
         self.queue.retain(|(site, _)| !dirty.contains(site));
         for site in dirty {

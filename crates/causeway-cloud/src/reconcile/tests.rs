@@ -1,8 +1,9 @@
 //! The reconciler on a real store: conditions follow the objects, and two of them do not fight.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use causeway_api::{ApiVersion, ConditionStatus};
+use causeway_api::{ApiVersion, ConditionStatus, conditions};
 use causeway_apiserver::SystemClock;
 use causeway_daemon::Readiness;
 use causeway_store::{Store, StoreSpec};
@@ -161,7 +162,7 @@ async fn who_is_behind_does_not_overwrite_who_is_not() {
 
     // Without the gateway in its picture, this one would say that the site has none.
     let before = lab.registry.store().revision().await.unwrap();
-    round.look();
+    round.collect_pending();
     round.start_writes();
     while let Some((work, written)) = round.writes.next().await {
         round.finish(work, written);
@@ -209,10 +210,10 @@ async fn a_failure_pauses_everything_and_a_pause_that_is_over_does_not_spin() {
     check.ready();
     let reconciler = Reconciler::new(registry(folder.path()).await, check, &Metrics::new("0"));
     let mut round = Round::new(&reconciler, ObjectSet::default(), FreedAddresses::default());
-    round.look();
+    round.collect_pending();
     assert_eq!(round.due(), None, "nothing to do");
 
-    let key = |name: &str| Work::Object((Kind::ESite, name.to_owned()));
+    let key = |name: &str| WriteSubject::Object((Kind::ESite, name.to_owned()));
     round.finish(key("a"), Err(causeway_api::Status::storage_full("full").into()));
     let until = round.due().unwrap();
     assert!(until > Instant::now() && !readiness.is_ready());
@@ -220,7 +221,7 @@ async fn a_failure_pauses_everything_and_a_pause_that_is_over_does_not_spin() {
     assert_eq!(round.due(), Some(until), "those that fail together pause once");
 
     round.paused = Some(Instant::now());
-    round.look();
+    round.collect_pending();
     assert_eq!(round.due(), None, "the writes that were started bring the next event");
     round.finish(key("a"), Err(causeway_api::Status::storage_full("full").into()));
     assert!(round.due().unwrap() > Instant::now() + PAUSE_FIRST, "the second pause is longer");

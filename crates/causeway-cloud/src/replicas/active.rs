@@ -8,7 +8,7 @@
 //!
 //! Replicas that do not agree which gateways are attached would overwrite each other without end. A record is
 //! therefore written only over the value that the decision was based on, and a replica that was overwritten waits
-//! before it writes again, longer each time (`Overwrites`).
+//! before it writes again, longer each time (`OverwriteBackoff`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -25,15 +25,15 @@ use super::Fleet;
 use crate::netmaps::SiteGateways;
 
 pub const ACTIVE_GATEWAYS: &str = "activegateways/";
-/// Changes within this time are looked at together. The directory has caught up with other replicas by then.
-const GATHER: Duration = Duration::from_millis(200);
+/// Changes within this time are handled together. The directory has received the changes of other replicas by then.
+const CHANGE_BATCH_DELAY: Duration = Duration::from_millis(200);
 /// Interval at which attachments are compared although no session began or ended here: another replica may be
 /// gone.
-const LOOK: Duration = Duration::from_secs(1);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Wait of a replica whose record another replica has overwritten; doubled each time.
-const OVERWRITTEN_WAIT_MIN: Duration = Duration::from_secs(2);
-const OVERWRITTEN_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Backoff of a replica whose record another replica has overwritten; doubled each time.
+const OVERWRITE_BACKOFF_MIN: Duration = Duration::from_secs(2);
+const OVERWRITE_BACKOFF_MAX: Duration = Duration::from_secs(60);
 
 /// The stored active gateways, by site.
 pub type ActiveGateways = BTreeMap<String, String>;
@@ -87,7 +87,7 @@ impl ActiveGatewayWriter {
     }
 
     pub async fn run(mut self, stop: CancellationToken) {
-        let mut overwrites = Overwrites::default();
+        let mut backoff = OverwriteBackoff::default();
         loop {
             tokio::select! {
                 biased;
@@ -96,13 +96,13 @@ impl ActiveGatewayWriter {
             }
             let sites = self.sites.borrow_and_update().clone();
             self.sessions.mark_unchanged();
-            let changes = decide(&sites, |gateway| self.fleet.is_attached(gateway));
-            for change in overwrites.filter(changes, &sites, Instant::now()) {
+            let changes = records_to_change(&sites, |gateway| self.fleet.is_attached(gateway));
+            for change in backoff.filter(changes, &sites, Instant::now()) {
                 if stop.is_cancelled() {
                     return;
                 }
                 if self.commit(&change).await {
-                    overwrites.handle_written(&change, Instant::now());
+                    backoff.handle_written(&change, Instant::now());
                 }
             }
         }
@@ -112,9 +112,9 @@ impl ActiveGatewayWriter {
         tokio::select! {
             Ok(()) = self.sites.changed() => {}
             Ok(()) = self.sessions.changed() => {}
-            () = tokio::time::sleep(LOOK) => return,
+            () = tokio::time::sleep(RECHECK_INTERVAL) => return,
         }
-        tokio::time::sleep(GATHER).await;
+        tokio::time::sleep(CHANGE_BATCH_DELAY).await;
     }
 
     /// Returns whether the record was written.
@@ -167,7 +167,7 @@ async fn store_change(store: &Store, key: &str, change: &ActiveChange) -> Result
 
 /// Returns the records to write: of sites with several gateways whose active one changed. A site with one
 /// gateway needs none.
-fn decide(sites: &SiteGateways, is_attached: impl Fn(&str) -> bool) -> Vec<ActiveChange> {
+fn records_to_change(sites: &SiteGateways, is_attached: impl Fn(&str) -> bool) -> Vec<ActiveChange> {
     let mut changes = Vec::new();
     let mut shared = BTreeSet::new();
     for (site, gateways) in sites.shared() {
@@ -188,10 +188,10 @@ fn decide(sites: &SiteGateways, is_attached: impl Fn(&str) -> bool) -> Vec<Activ
     changes
 }
 
-/// The records that this replica wrote last, and the waits of those that another replica has overwritten. One entry for
-/// each site with several gateways. Time is an argument.
+/// Backoff of a replica whose records another replica overwrites. Holds the record that this replica wrote last for
+/// each site with several gateways, and the time before it may be written again. Time is an argument.
 #[derive(Default)]
-struct Overwrites {
+struct OverwriteBackoff {
     written: HashMap<String, Written>,
 }
 
@@ -201,9 +201,8 @@ struct Written {
     wait: Duration,
 }
 
-impl Overwrites {
-    /// Leaves out changes back to what this replica wrote before and another replica has replaced, until their wait is
-    /// over.
+impl OverwriteBackoff {
+    /// Removes changes that would restore an overwritten record of this replica before its backoff has elapsed.
     fn filter(
         &mut self,
         changes: Vec<ActiveChange>,
@@ -224,9 +223,10 @@ impl Overwrites {
             return;
         };
         let before = self.written.get(&change.site).filter(|before| before.gateway == gateway);
-        // A record that stood for long was not disputed.
-        let before = before.filter(|before| now < before.at + before.wait + OVERWRITTEN_WAIT_MAX);
-        let wait = before.map_or(OVERWRITTEN_WAIT_MIN, |before| (before.wait * 2).min(OVERWRITTEN_WAIT_MAX));
+        // A record that was not overwritten for this long resets the backoff.
+        let before = before.filter(|before| now < before.at + before.wait + OVERWRITE_BACKOFF_MAX);
+        let wait =
+            before.map_or(OVERWRITE_BACKOFF_MIN, |before| (before.wait * 2).min(OVERWRITE_BACKOFF_MAX));
         self.written.insert(change.site.clone(), Written { gateway, at: now, wait });
     }
 }
@@ -266,7 +266,7 @@ mod tests {
                 Some(gateway) => format!("{} {gateway}", change.site),
                 None => format!("delete {}", change.site),
             };
-            decide(&sites, |name| attached.contains(&name)).iter().map(show).collect()
+            records_to_change(&sites, |name| attached.contains(&name)).iter().map(show).collect()
         };
         assert_eq!(decided(&objects, &[], &["a", "b", "c"]), ["oslo a"]);
         assert_eq!(decided(&objects, &[("oslo", "a")], &["a", "b", "c"]), [""; 0]);
@@ -308,16 +308,16 @@ mod tests {
     #[test]
     fn replicas_that_disagree_write_less_and_less_often() {
         let begun = Instant::now();
-        let mut replicas = [("a", Overwrites::default()), ("b", Overwrites::default())];
+        let mut replicas = [("a", OverwriteBackoff::default()), ("b", OverwriteBackoff::default())];
         let (mut stored, mut writes, mut late_writes) = ("a".to_owned(), 0, 0);
         for step in 0..3600 * 5 {
             let now = begun + Duration::from_millis(200) * step;
-            for (own, overwrites) in &mut replicas {
+            for (own, backoff) in &mut replicas {
                 let active = [("oslo".to_owned(), stored.clone())].into();
                 let sites = SiteGateways::of(&ObjectSet::default(), &active);
                 let wanted = (stored != *own).then(|| change(Some(&stored), Some(own)));
-                for due in overwrites.filter(wanted.into_iter().collect(), &sites, now) {
-                    overwrites.handle_written(&due, now);
+                for due in backoff.filter(wanted.into_iter().collect(), &sites, now) {
+                    backoff.handle_written(&due, now);
                     stored = (*own).to_owned();
                     writes += 1;
                     late_writes += u32::from(step >= 1800 * 5);
@@ -330,12 +330,12 @@ mod tests {
 
     #[test]
     fn a_failover_and_its_return_do_not_wait() {
-        let (mut overwrites, now) = (Overwrites::default(), Instant::now());
+        let (mut backoff, now) = (OverwriteBackoff::default(), Instant::now());
         let mut write = |from: &str, to: &str, at: Instant| {
             let active = [("oslo".to_owned(), from.to_owned())].into();
             let sites = SiteGateways::of(&ObjectSet::default(), &active);
-            let due = overwrites.filter(vec![change(Some(from), Some(to))], &sites, at);
-            due.iter().for_each(|change| overwrites.handle_written(change, at));
+            let due = backoff.filter(vec![change(Some(from), Some(to))], &sites, at);
+            due.iter().for_each(|change| backoff.handle_written(change, at));
             due.len()
         };
         assert_eq!(write("a", "b", now), 1);

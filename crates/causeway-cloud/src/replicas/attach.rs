@@ -14,43 +14,33 @@ use causeway_channel::PeerId;
 use causeway_channel::link::{Link, ResetCode, Stream, StreamHeader, StreamOrigin, StreamPurpose};
 use causeway_channel::port::HandshakeSlot;
 use causeway_gateway::Gateway;
-use tokio::runtime::Handle;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Fleet, FleetError, LocalSessions, OpenedStream, SessionDirectory, SessionKey};
+use super::{Fleet, LocalSessions, SessionDirectory, SessionKey};
 use crate::bootstrap::CLOUD;
 use crate::channel::LinkHandler;
 use crate::sessions::{EdgeStreamHandler, SessionFuture, Sessions};
 
-/// Changes within this time are looked at together: a fleet that comes back is twenty thousand changes.
-const GATHER: Duration = Duration::from_millis(20);
-/// Added to `GATHER` for each session: every look goes over all sessions, so a large fleet is looked at less
+/// Changes within this time are handled together: a fleet that reconnects makes twenty thousand changes.
+const CHANGE_BATCH_DELAY: Duration = Duration::from_millis(20);
+/// Added to `CHANGE_BATCH_DELAY` for each session: every look goes over all sessions, so a large fleet is looked at less
 /// often.
-const GATHER_EACH: Duration = Duration::from_micros(10);
-/// Interval of looks at the other replicas, which come and go without a message.
-const LOOK: Duration = Duration::from_millis(500);
+const BATCH_DELAY_PER_CHANGE: Duration = Duration::from_micros(10);
+/// Interval at which the list of other replicas is checked: no message reports a change of it.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of looks after which all sessions are compared although none began or ended, in case a change was
 /// missed.
 const LOOKS_EACH: u32 = 20;
 
 impl LocalSessions for Sessions {
-    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> OpenedStream<'a> {
-        Box::pin(async move {
-            let link = self.link(gateway);
-            let link = link.ok_or_else(|| FleetError::NotAttached { gateway: gateway.to_owned() })?;
-            let opened = link.open_stream(header).await;
-            opened.map_err(|source| FleetError::Stream { gateway: gateway.to_owned(), source })
-        })
+    fn link(&self, gateway: &str) -> Option<Link> {
+        Sessions::link(self, gateway)
     }
 
     fn is_attached(&self, gateway: &str) -> bool {
         self.session(gateway).is_some()
-    }
-
-    fn runtime(&self, gateway: &str) -> Option<Handle> {
-        self.link(gateway)?.runtime()
     }
 
     fn stats(&self) -> Vec<(String, GatewayStats)> {
@@ -71,12 +61,12 @@ pub async fn follow(sessions: &Sessions, directory: &SessionDirectory, stop: Can
             directory.set_attached(&attached);
             looks = 0;
         }
-        sessions.set_neighbours(directory.endpoints_of_others());
+        sessions.set_neighbours(directory.other_endpoints());
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            news = replaced.recv() => match news {
-                Ok(news) => sessions.handle_replaced(&news.gateway, news.by),
+            superseded = replaced.recv() => match superseded {
+                Ok(superseded) => sessions.handle_replaced(&superseded.gateway, superseded.by),
                 // Too many at once: all are compared.
                 Err(RecvError::Lagged(_)) => for (gateway, key) in &attached {
                     if let Some(newer) = directory.newest(gateway).filter(|newer| newer.epoch > key.epoch) {
@@ -86,12 +76,12 @@ pub async fn follow(sessions: &Sessions, directory: &SessionDirectory, stop: Can
                 Err(RecvError::Closed) => return stop.cancelled().await,
             },
             _ = changes.changed() => {
-                tokio::time::sleep(GATHER + GATHER_EACH * attached.len() as u32).await;
+                tokio::time::sleep(CHANGE_BATCH_DELAY + BATCH_DELAY_PER_CHANGE * attached.len() as u32).await;
                 // Changes during the sleep are looked at now.
                 changes.mark_unchanged();
                 looks = LOOKS_EACH;
             }
-            () = tokio::time::sleep(LOOK) => looks += 1,
+            () = tokio::time::sleep(RECHECK_INTERVAL) => looks += 1,
         }
     }
 }

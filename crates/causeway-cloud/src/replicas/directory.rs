@@ -1,9 +1,8 @@
-//! Keeps the table in step with the store: renews the record of this replica, writes the gateways attached
-//! here, follows the records of other replicas.
+//! Session directory of the cloud: the table of attached gateways, kept in step with the store. Renews the record
+//! of this replica, writes the gateways attached here, watches the records of other replicas.
 //!
-//! With SQLite there is one replica, and nothing is written: the table in memory is the whole truth. With
-//! etcd, writes are gathered for a moment and committed together. Trouble with the store is waited out; the
-//! table goes on with what it knows.
+//! With SQLite there is one replica: the table is only in memory, and nothing is written. With etcd, writes are
+//! committed in batches. Store errors are retried; until then lookups use the last known state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -22,19 +21,19 @@ use super::table::{
 };
 use crate::identity::follow::{self, FollowedChange};
 
-/// Attachments within this time share a commit: a fleet that comes back is a few hundred commits, not twenty
-/// thousand.
-const GATHER: Duration = Duration::from_millis(50);
-/// Pause after a failed write: the watch brings the missing change, or the store comes back.
-const PAUSE: Duration = Duration::from_millis(100);
-const SWEEP: Duration = Duration::from_secs(30);
-/// Time for a replica that stops to remove its records; other replicas would notice its end by themselves.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Attachments within this time share a commit: a fleet of twenty thousand gateways that reconnects makes a few
+/// hundred commits.
+const WRITE_BATCH_DELAY: Duration = Duration::from_millis(50);
+/// Delay after a failed write: the watch delivers the conflicting change, or the store is available again.
+const WRITE_RETRY_DELAY: Duration = Duration::from_millis(100);
+const STALE_RECORD_CLEANUP_INTERVAL: Duration = Duration::from_secs(30);
+/// Time for a stopping replica to remove its records. Other replicas drop records that are no longer renewed.
+const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Capacity of the channel of replaced sessions. A receiver that falls further behind compares all its
 /// sessions with `newest`.
 const REPLACED_MAX: usize = 1024;
 
-/// A session somewhere else that replaces one here.
+/// A session at another replica that replaces one of this replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SupersededSession {
     pub gateway: String,
@@ -44,63 +43,64 @@ pub struct SupersededSession {
 /// The addresses of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaAddress {
-    /// Its channel port, by other replicas.
+    /// The channel port, as other replicas dial it.
     pub address: String,
-    /// By edges.
+    /// The addresses that edges dial.
     pub endpoints: Vec<String>,
 }
 
 pub struct SessionDirectory {
-    shared: Option<Shared>,
+    etcd: Option<EtcdReplica>,
     table: Mutex<AttachmentTable>,
     changed: Notify,
     replaced: broadcast::Sender<SupersededSession>,
     clock: Clock,
 }
 
-/// State of a replica that is one of several.
-struct Shared {
+/// The part of a directory that is shared by several replicas through etcd.
+struct EtcdReplica {
     store: Store,
-    place: ReplicaAddress,
+    own_address: ReplicaAddress,
     started: String,
-    /// Older than the first picture; following goes on from there.
+    /// A revision before the first list; the watch starts there.
     since: Revision,
 }
 
-/// By its address; several that share one are still told apart.
+/// Returns the address with the id: several replicas may share an address.
 fn label(address: &str, id: &str) -> String {
     format!("{address} ({id})")
 }
 
 impl SessionDirectory {
-    /// The only replica there is.
-    pub fn alone(clock: Clock) -> Arc<SessionDirectory> {
+    /// Makes the directory of a cloud with one replica.
+    pub fn single_replica(clock: Clock) -> Arc<SessionDirectory> {
         SessionDirectory::new(None, clock)
     }
 
-    /// One of several on the same store, at `place`.
+    /// Opens the directory of one of several replicas on the same store, reached at `own_address`.
     pub async fn open(
         store: Store,
-        place: ReplicaAddress,
+        own_address: ReplicaAddress,
         clock: Clock,
     ) -> Result<Arc<SessionDirectory>, StoreError> {
         let since = store.revision().await?;
         let (replicas, _) = follow::snapshot(&store, REPLICAS).await?;
         let (entries, _) = follow::snapshot(&store, DIRECTORY).await?;
         let started = UtcTimestamp(clock.now()).to_string();
-        let directory = SessionDirectory::new(Some(Shared { store, place, started, since }), clock);
+        let directory =
+            SessionDirectory::new(Some(EtcdReplica { store, own_address, started, since }), clock);
         directory.apply_replicas(FollowedChange::All(replicas));
         directory.apply_entries(FollowedChange::All(entries));
         directory.renew_once(0).await?;
         Ok(directory)
     }
 
-    fn new(shared: Option<Shared>, clock: Clock) -> Arc<SessionDirectory> {
+    fn new(etcd: Option<EtcdReplica>, clock: Clock) -> Arc<SessionDirectory> {
         let secret = TokenSecret::generate();
         let id: String = secret.expose()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
         let (replaced, _) = broadcast::channel(REPLACED_MAX);
         let table = Mutex::new(AttachmentTable::new(id, Instant::now()));
-        Arc::new(SessionDirectory { shared, table, changed: Notify::new(), replaced, clock })
+        Arc::new(SessionDirectory { etcd, table, changed: Notify::new(), replaced, clock })
     }
 
     /// This replica's name, new with every start.
@@ -110,14 +110,15 @@ impl SessionDirectory {
 
     /// Returns the label of this replica in messages; `None` when there is no other. New with every start.
     pub fn label(&self) -> Option<String> {
-        self.shared.as_ref().map(|shared| label(&shared.place.address, &self.id()))
+        self.etcd.as_ref().map(|etcd| label(&etcd.own_address.address, &self.id()))
     }
 
     /// Returns the labels of the replicas that are alive, this one included, by id. None: there is only this
     /// one.
     pub fn live_replicas(&self) -> Option<BTreeMap<String, String>> {
         let own = (self.id(), self.label()?);
-        let others = self.others().into_iter().map(|(id, address)| (id.clone(), label(&address, &id)));
+        let others =
+            self.other_replicas().into_iter().map(|(id, address)| (id.clone(), label(&address, &id)));
         Some(others.chain([own]).collect())
     }
 
@@ -128,8 +129,8 @@ impl SessionDirectory {
         self.changed.notify_one();
     }
 
-    pub fn whereabouts(&self, gateway: &str) -> GatewayLocation {
-        self.with(|table| table.whereabouts(gateway))
+    pub fn location_of(&self, gateway: &str) -> GatewayLocation {
+        self.with(|table| table.location_of(gateway))
     }
 
     /// The newest session known of a gateway, wherever it is.
@@ -138,13 +139,13 @@ impl SessionDirectory {
     }
 
     /// The other replicas that seem to be alive: id and address.
-    pub fn others(&self) -> Vec<(String, String)> {
-        self.with(|table| table.others())
+    pub fn other_replicas(&self) -> Vec<(String, String)> {
+        self.with(|table| table.other_replicas())
     }
 
     /// Returns the endpoints of the other replicas, which edges dial when this one is gone.
-    pub fn endpoints_of_others(&self) -> Vec<String> {
-        self.with(|table| table.endpoints_of_others())
+    pub fn other_endpoints(&self) -> Vec<String> {
+        self.with(|table| table.other_endpoints())
     }
 
     /// Sessions here that were replaced by newer ones elsewhere, as they are noticed.
@@ -152,13 +153,13 @@ impl SessionDirectory {
         self.replaced.subscribe()
     }
 
-    /// Goes on until told to stop, then takes this replica out of the directory.
+    /// Runs until `stop`, then removes the records of this replica.
     pub async fn run(&self, stop: CancellationToken) {
-        let Some(shared) = &self.shared else { return stop.cancelled().await };
-        let replicas = follow::follow(&shared.store, REPLICAS, shared.since, &stop, |change| {
+        let Some(etcd) = &self.etcd else { return stop.cancelled().await };
+        let replicas = follow::follow(&etcd.store, REPLICAS, etcd.since, &stop, |change| {
             self.apply_replicas(change);
         });
-        let entries = follow::follow(&shared.store, DIRECTORY, shared.since, &stop, |change| {
+        let entries = follow::follow(&etcd.store, DIRECTORY, etcd.since, &stop, |change| {
             self.apply_entries(change);
         });
         let upkeep = async {
@@ -166,13 +167,15 @@ impl SessionDirectory {
                 () = stop.cancelled() => {}
                 () = self.renew() => {}
                 () = self.write() => {}
-                () = self.sweep(shared) => {}
+                () = self.remove_stale_records(etcd) => {}
             }
         };
         // Boxed, because watches of the store are large and other futures hold this one.
         tokio::join!(Box::pin(replicas), Box::pin(entries), Box::pin(upkeep));
-        if tokio::time::timeout(FAREWELL, self.leave(shared)).await.is_err() {
-            tracing::warn!("the directory still names this replica; the others will notice that it is gone");
+        if tokio::time::timeout(DEREGISTER_TIMEOUT, self.deregister(etcd)).await.is_err() {
+            tracing::warn!(
+                "cannot remove the record of this replica; other replicas drop it when it is no longer renewed"
+            );
         }
     }
 
@@ -194,12 +197,12 @@ impl SessionDirectory {
     }
 
     async fn renew_once(&self, renewal: u64) -> Result<(), StoreError> {
-        let Some(shared) = &self.shared else { return Ok(()) };
-        let ReplicaAddress { address, endpoints } = shared.place.clone();
-        let record = encode(&ReplicaRecord { address, endpoints, started: shared.started.clone(), renewal });
-        // A store that hangs must not keep the next renewal from being tried.
+        let Some(etcd) = &self.etcd else { return Ok(()) };
+        let ReplicaAddress { address, endpoints } = etcd.own_address.clone();
+        let record = encode(&ReplicaRecord { address, endpoints, started: etcd.started.clone(), renewal });
+        // A store that hangs must not delay the next renewal.
         let key = format!("{REPLICAS}{}", self.id());
-        let put = shared.store.put(&key, record);
+        let put = etcd.store.put(&key, record);
         match tokio::time::timeout(RENEW, put).await {
             Ok(put) => put.map(|_| ()),
             Err(_) => Err(StoreError::Unavailable { reason: "no answer".into(), source: None }),
@@ -211,24 +214,24 @@ impl SessionDirectory {
             if !self.with(|table| table.has_writes()) {
                 self.changed.notified().await;
             }
-            tokio::time::sleep(GATHER).await;
-            if !self.write_some().await {
-                tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(WRITE_BATCH_DELAY).await;
+            if !self.commit_pending().await {
+                tokio::time::sleep(WRITE_RETRY_DELAY).await;
             }
         }
     }
 
-    /// One commit. False when it has to be tried again.
-    async fn write_some(&self) -> bool {
-        let Some(shared) = &self.shared else { return true };
+    /// Commits the pending writes. False when some have to be retried.
+    async fn commit_pending(&self) -> bool {
+        let Some(etcd) = &self.etcd else { return true };
         let ops = self.with(|table| table.next_writes());
-        match ops.is_empty() || self.commit(&shared.store, &ops).await {
+        match ops.is_empty() || self.commit(&etcd.store, &ops).await {
             true => true,
-            // One operation was overtaken by another replica: the rest does not wait for it.
+            // One operation conflicts with another replica: the rest is committed one by one.
             false => {
                 let mut all = true;
                 for op in ops {
-                    all &= self.commit(&shared.store, &[op]).await;
+                    all &= self.commit(&etcd.store, &[op]).await;
                 }
                 all
             }
@@ -242,7 +245,7 @@ impl SessionDirectory {
                 true
             }
             Err(error) => {
-                tracing::debug!(%error, "the directory could not be written; looking again");
+                tracing::debug!(%error, "cannot write the session directory; retrying");
                 if ops.len() == 1 {
                     self.with(|table| table.handle_unwritten(ops));
                 }
@@ -251,25 +254,25 @@ impl SessionDirectory {
         }
     }
 
-    async fn sweep(&self, shared: &Shared) {
+    async fn remove_stale_records(&self, etcd: &EtcdReplica) {
         loop {
-            tokio::time::sleep(SWEEP).await;
-            let ops = self.with(|table| table.leftovers());
-            // Another replica may do the same at this moment; a failed removal is left for the next round.
+            tokio::time::sleep(STALE_RECORD_CLEANUP_INTERVAL).await;
+            let ops = self.with(|table| table.stale_records());
+            // Another replica may remove the same record; a failed removal is retried in the next round.
             for op in ops {
-                let _ = shared.store.commit(vec![op]).await;
+                let _ = etcd.store.commit(vec![op]).await;
             }
         }
     }
 
-    async fn leave(&self, shared: &Shared) {
+    async fn deregister(&self, etcd: &EtcdReplica) {
         self.with(|table| table.handle_local(&[], ""));
         while self.with(|table| table.has_writes()) {
-            if !self.write_some().await {
-                tokio::time::sleep(PAUSE).await;
+            if !self.commit_pending().await {
+                tokio::time::sleep(WRITE_RETRY_DELAY).await;
             }
         }
-        let _ = shared.store.delete(&format!("{REPLICAS}{}", self.id()), None).await;
+        let _ = etcd.store.delete(&format!("{REPLICAS}{}", self.id()), None).await;
     }
 
     fn apply_replicas(&self, change: FollowedChange) {
@@ -319,7 +322,7 @@ fn names(records: &[StoreRecord], prefix: &str) -> BTreeSet<String> {
     records.iter().filter_map(|record| record.key.strip_prefix(prefix)).map(str::to_owned).collect()
 }
 
-// A record that cannot be read is as good as none: its owner writes it anew, or it is swept.
+// A record that cannot be parsed is ignored: its owner writes it again, or it is removed as stale.
 fn read<T: DeserializeOwned>(value: &[u8]) -> Option<T> {
     serde_json::from_slice(value).ok()
 }

@@ -22,7 +22,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// A tunnel in which nothing moved for this long is idle. As in the gateway.
 const QUIET: Duration = Duration::from_millis(500);
 /// Interval at which the pairs are checked while a stop waits for some of them.
-const LOOK: Duration = Duration::from_millis(50);
+const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The pairs of streams that are joined now.
 #[derive(Default)]
@@ -46,7 +46,7 @@ impl Pair {
         self.moved.store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Is there something to wait for? An edge that does not close its idle streams when the cloud drains
+    /// Returns true if there are streams to wait for. An edge that does not close its idle streams when the cloud drains
     /// costs the whole time of the drain.
     fn is_in_flight(&self) -> bool {
         let moved = self.begun + Duration::from_millis(self.moved.load(Ordering::Relaxed));
@@ -78,7 +78,7 @@ impl Relays {
             if waited_for.is_empty() || Instant::now() >= end {
                 return;
             }
-            sleep(LOOK).await;
+            sleep(DRAIN_CHECK_INTERVAL).await;
         }
     }
 

@@ -99,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    fn others(names: &[&str]) -> Vec<(String, String)> {
+    fn other_replicas(names: &[&str]) -> Vec<(String, String)> {
         names.iter().map(|name| ((*name).to_owned(), String::new())).collect()
     }
 
@@ -122,27 +122,27 @@ mod tests {
                 Some(answer_with(&format!("of-{replica}")))
             }
         };
-        stats.refresh(others(&["quick", "silent"]), ask).await;
+        stats.refresh(other_replicas(&["quick", "silent"]), ask).await;
         assert!(stats.gateway("quick", "of-quick").is_some());
         assert!(stats.gateway("silent", "of-silent").is_none());
         // The answer that is there is not fresh any more after the deadline of the other; both are asked.
-        stats.refresh(others(&["quick", "silent"]), ask).await;
+        stats.refresh(other_replicas(&["quick", "silent"]), ask).await;
         assert!(stats.gateway("silent", "of-silent").is_some(), "a gap is no answer");
         let before = quick.load(Ordering::Relaxed) + silent.load(Ordering::Relaxed);
-        stats.refresh(others(&["quick", "silent"]), ask).await;
+        stats.refresh(other_replicas(&["quick", "silent"]), ask).await;
         assert_eq!(quick.load(Ordering::Relaxed) + silent.load(Ordering::Relaxed), before, "fresh answers");
         tokio::time::advance(FRESH).await;
-        stats.refresh(others(&["quick"]), ask).await;
+        stats.refresh(other_replicas(&["quick"]), ask).await;
         assert!(stats.gateway("silent", "of-silent").is_none(), "the replica is gone");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_question_keeps_the_last_answer_and_delays_each_reader_once() {
         let stats = RemoteStats::default();
-        stats.refresh(others(&["a"]), |_| async { Some(answer_with("g")) }).await;
+        stats.refresh(other_replicas(&["a"]), |_| async { Some(answer_with("g")) }).await;
         tokio::time::advance(FRESH).await;
         let begun = Instant::now();
-        let silent = || stats.refresh(others(&["a"]), |_| std::future::pending());
+        let silent = || stats.refresh(other_replicas(&["a"]), |_| std::future::pending());
         futures_util::future::join_all((0..50).map(|_| silent())).await;
         assert!(begun.elapsed() <= ASK_DEADLINE + Duration::from_millis(10), "{:?}", begun.elapsed());
         assert!(stats.gateway("a", "g").is_some());

@@ -211,7 +211,7 @@ impl AttachmentTable {
         }
     }
 
-    pub fn whereabouts(&self, gateway: &str) -> GatewayLocation {
+    pub fn location_of(&self, gateway: &str) -> GatewayLocation {
         let local = self.local.get(gateway);
         // A newer session elsewhere counts, even while the older one here still lingers.
         let is_newer = |entry: &AttachmentRecord| local.is_none_or(|local| entry.epoch > local.key.epoch);
@@ -234,14 +234,14 @@ impl AttachmentTable {
     }
 
     /// Returns the other replicas that seem to be alive, with their addresses.
-    pub fn others(&self) -> Vec<(String, String)> {
+    pub fn other_replicas(&self) -> Vec<(String, String)> {
         let alive = self.replicas.iter().filter(|(_, known)| !self.is_gone(known));
         alive.map(|(id, known)| (id.clone(), known.record.address.clone())).collect()
     }
 
     /// Returns the endpoints of the other replicas that seem to be alive, in an order that does not change by
     /// itself.
-    pub fn endpoints_of_others(&self) -> Vec<String> {
+    pub fn other_endpoints(&self) -> Vec<String> {
         let alive = self.replicas.values().filter(|known| !self.is_gone(known));
         let endpoints: BTreeSet<&String> = alive.flat_map(|known| &known.record.endpoints).collect();
         endpoints.into_iter().cloned().collect()
@@ -319,7 +319,7 @@ impl AttachmentTable {
     }
 
     /// Returns operations that remove the records of replicas that died long ago, at most one commit of them.
-    pub fn leftovers(&self) -> Vec<Op> {
+    pub fn stale_records(&self) -> Vec<Op> {
         let is_dead = |known: &Known| self.own_seen.saturating_duration_since(known.seen) > FORGET_AFTER;
         let is_left = |(_, (entry, _)): &(&String, &(AttachmentRecord, Revision))| {
             entry.replica != self.me && self.replicas.get(&entry.replica).is_none_or(is_dead)
@@ -432,10 +432,10 @@ mod tests {
     #[test]
     fn a_gateway_is_found_here_there_or_nowhere() {
         let mut lab = Lab::new();
-        assert_eq!(lab.table.whereabouts("oslo"), GatewayLocation::Nowhere);
+        assert_eq!(lab.table.location_of("oslo"), GatewayLocation::Nowhere);
         lab.entry("oslo", "other", 1);
         assert_eq!(
-            lab.table.whereabouts("oslo"),
+            lab.table.location_of("oslo"),
             GatewayLocation::Nowhere,
             "nobody knows where that replica is"
         );
@@ -445,18 +445,18 @@ mod tests {
             address: "other:7444".into(),
             since: "then".into(),
         };
-        assert_eq!(lab.table.whereabouts("oslo"), there);
-        assert_eq!(lab.table.endpoints_of_others(), ["other.example:7444"]);
+        assert_eq!(lab.table.location_of("oslo"), there);
+        assert_eq!(lab.table.other_endpoints(), ["other.example:7444"]);
         lab.table.handle_attached("oslo", key(2), "now".into());
-        assert_eq!(lab.table.whereabouts("oslo"), GatewayLocation::Here);
+        assert_eq!(lab.table.location_of("oslo"), GatewayLocation::Here);
         assert_eq!(lab.table.newest("oslo"), Some(key(2)));
         assert_eq!(lab.write(), ["update directory/oslo"]);
         assert_eq!(lab.write(), [""; 0], "done once");
         lab.table.handle_detached("oslo", 1);
-        assert_eq!(lab.table.whereabouts("oslo"), GatewayLocation::Here, "the end of an older session");
+        assert_eq!(lab.table.location_of("oslo"), GatewayLocation::Here, "the end of an older session");
         lab.table.handle_detached("oslo", 2);
         assert_eq!(lab.write(), ["delete directory/oslo"]);
-        assert_eq!(lab.table.whereabouts("oslo"), GatewayLocation::Nowhere);
+        assert_eq!(lab.table.location_of("oslo"), GatewayLocation::Nowhere);
     }
 
     #[test]
@@ -467,7 +467,7 @@ mod tests {
         lab.renew("me");
         // The store is away: no replica is seen, and none is gone.
         lab.now += SECOND * 60;
-        assert_ne!(lab.table.whereabouts("oslo"), GatewayLocation::Nowhere);
+        assert_ne!(lab.table.location_of("oslo"), GatewayLocation::Nowhere);
         lab.renew("other");
         for _ in 0..3 {
             lab.now += SECOND * 2;
@@ -477,20 +477,20 @@ mod tests {
             let (record, revision) = (known.record.clone(), known.revision);
             lab.table.handle_replica("other", Some(record), revision, lab.now);
         }
-        assert_ne!(lab.table.whereabouts("oslo"), GatewayLocation::Nowhere);
+        assert_ne!(lab.table.location_of("oslo"), GatewayLocation::Nowhere);
         lab.now += SECOND;
         lab.renew("me");
-        assert_eq!(lab.table.whereabouts("oslo"), GatewayLocation::Nowhere);
-        assert_eq!(lab.table.leftovers(), []);
+        assert_eq!(lab.table.location_of("oslo"), GatewayLocation::Nowhere);
+        assert_eq!(lab.table.stale_records(), []);
         lab.renew("other");
-        assert_eq!(lab.table.others().len(), 1, "back again");
+        assert_eq!(lab.table.other_replicas().len(), 1, "back again");
         lab.now += FORGET_AFTER + SECOND;
         lab.renew("me");
-        let left: Vec<String> = lab.table.leftovers().iter().map(describe).collect();
+        let left: Vec<String> = lab.table.stale_records().iter().map(describe).collect();
         assert_eq!(left, ["delete directory/oslo"]);
         lab.revision += 1;
         lab.table.handle_entry("oslo", None, Revision(lab.revision));
-        let left: Vec<String> = lab.table.leftovers().iter().map(describe).collect();
+        let left: Vec<String> = lab.table.stale_records().iter().map(describe).collect();
         assert_eq!(left, ["delete replicas/other"]);
     }
 
@@ -504,10 +504,10 @@ mod tests {
         assert_eq!(lab.write(), ["update directory/oslo"]);
         assert_eq!(lab.entry("oslo", "other", 6), Some(6), "a newer one does");
         assert_eq!(lab.write(), [""; 0]);
-        assert!(matches!(lab.table.whereabouts("oslo"), GatewayLocation::There { .. }), "ours only lingers");
+        assert!(matches!(lab.table.location_of("oslo"), GatewayLocation::There { .. }), "ours only lingers");
         lab.table.handle_local(&[], "");
         assert_eq!(lab.write(), [""; 0], "the entry is the other's");
-        assert!(matches!(lab.table.whereabouts("oslo"), GatewayLocation::There { .. }));
+        assert!(matches!(lab.table.location_of("oslo"), GatewayLocation::There { .. }));
     }
 
     #[test]

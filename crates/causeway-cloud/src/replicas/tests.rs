@@ -23,13 +23,8 @@ use crate::identity::{IdentityConfig, Registrar};
 struct Links(Mutex<HashMap<String, Link>>);
 
 impl LocalSessions for Links {
-    fn open_stream<'a>(&'a self, gateway: &'a str, header: StreamHeader) -> OpenedStream<'a> {
-        Box::pin(async move {
-            let link = self.0.lock().unwrap().get(gateway).cloned();
-            let link = link.ok_or_else(|| FleetError::NotAttached { gateway: gateway.to_owned() })?;
-            let opened = link.open_stream(header).await;
-            opened.map_err(|source| FleetError::Stream { gateway: gateway.to_owned(), source })
-        })
+    fn link(&self, gateway: &str) -> Option<Link> {
+        self.0.lock().unwrap().get(gateway).cloned()
     }
 
     fn is_attached(&self, gateway: &str) -> bool {
@@ -148,7 +143,7 @@ async fn edge(replica: &Replica, gateway: &str) -> Link {
             });
         }
     });
-    eventually("attached", || replica.fleet.directory().whereabouts(gateway) == GatewayLocation::Here).await;
+    eventually("attached", || replica.fleet.directory().location_of(gateway) == GatewayLocation::Here).await;
     link
 }
 
@@ -187,7 +182,7 @@ fn site_oslo(gateways: &[(&str, i64)]) -> causeway_api::ObjectSet {
 }
 
 fn is_there(replica: &Replica, gateway: &str) -> bool {
-    matches!(replica.fleet.directory().whereabouts(gateway), GatewayLocation::There { .. })
+    matches!(replica.fleet.directory().location_of(gateway), GatewayLocation::There { .. })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -199,7 +194,7 @@ async fn a_session_that_the_directory_does_not_know_yet_is_served() {
         .send_replace(Arc::new(SiteGateways::of(&site_oslo(&[("oslo-1", 0)]), &ActiveGateways::default())));
     // The directory follows the sessions with a delay, which grows with the fleet.
     one.fleet.directory().set_attached(&[]);
-    assert_eq!(one.fleet.directory().whereabouts("oslo-1"), GatewayLocation::Nowhere);
+    assert_eq!(one.fleet.directory().location_of("oslo-1"), GatewayLocation::Nowhere);
     assert_eq!(echo(&one.fleet, "oslo-1", "hello").await.unwrap(), ">hello");
     let header = StreamHeader { site: "oslo".to_owned(), ..StreamHeader::new(StreamPurpose::Probe) };
     assert!(one.fleet.open_stream_to(header).await.is_ok());
@@ -271,7 +266,7 @@ async fn check_flow(tokyo: DialTransports, oslo: DialTransports) {
     let join = async |gateway: &str, transports| {
         let config = one.registrar.dial_as_gateway(&PeerId::new("site", gateway).unwrap());
         let link = dial(&one, DialConfig { transports, ..config }, CHANNEL_ALPN).await.unwrap();
-        eventually("attached", || one.fleet.directory().whereabouts(gateway) == GatewayLocation::Here).await;
+        eventually("attached", || one.fleet.directory().location_of(gateway) == GatewayLocation::Here).await;
         let here = one.links.0.lock().unwrap()[gateway].clone();
         // As every link begins.
         let control = link.open_stream(StreamHeader::new(StreamPurpose::Control)).await.unwrap();
@@ -398,7 +393,7 @@ async fn a_replica_that_stops_takes_its_entries_along_and_a_newer_session_replac
     one.stop.cancel();
     eventually("its entry is gone", || !is_there(&two, "bergen-1")).await;
     assert!(start.elapsed() < Duration::from_secs(5), "long before anybody could miss its renewals");
-    eventually("so is the replica", || two.fleet.directory().others().is_empty()).await;
+    eventually("so is the replica", || two.fleet.directory().other_replicas().is_empty()).await;
     assert_eq!(two.fleet.directory().newest("oslo-1"), Some(key(6)));
 }
 
@@ -409,7 +404,7 @@ async fn the_audit_is_asked_of_every_replica_and_who_refuses_is_named() {
     let line = r#"{"time":"2026-11-16T00:00:00.000Z","gateway":"gw","site":"oslo","service":"web","decision":"allow"}"#;
     std::fs::write(lab.folder.path().join("two/fleet.jsonl"), format!("{line}\n")).unwrap();
     // The third shows nothing, as a replica from before there was an audit.
-    eventually("the others are known", || one.fleet.directory().others().len() == 2).await;
+    eventually("the others are known", || one.fleet.directory().other_replicas().len() == 2).await;
     let (journals, silent) = one.fleet.ask_audit(JournalKind::Traffic, "service=web").await;
     let mut merge = crate::audit::JournalMerge::new(audit::AuditQuery::default(), journals, silent);
     let mut text = String::new();

@@ -6,7 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use causeway_api::conditions::{BACKENDS_ANSWER, is_connected};
+use causeway_api::conditions::{
+    BACKENDS_ANSWER, IN_FORCE, LISTENING, NETMAP_IN_FORCE, NETMAP_PERSISTED, READY_FOR_OFFLINE, TUNNEL_READY,
+    WITHIN_BYTE_BUDGET, is_connected,
+};
 use causeway_api::meta::{Condition, ConditionStatus};
 use causeway_api::{EGateway, ObjectSet};
 use causeway_gateway::problems::BackendOutage;
@@ -14,20 +17,6 @@ use causeway_gateway::problems::BackendOutage;
 use super::record::{Report, ReportSubject, ReportTable};
 use crate::bootstrap::CLOUD;
 use crate::replicas::ActiveGateways;
-
-/// The condition of an EGateway about its listeners.
-pub const LISTENING: &str = "Listening";
-/// The condition of an EGateway about the netmap in force.
-pub const NETMAP_IN_FORCE: &str = "NetmapInForce";
-/// The condition about the gateway's disk. Written when a gateway first reports that it cannot write its
-/// netmap.
-pub const NETMAP_PERSISTED: &str = "NetmapPersisted";
-/// The condition of an EGateway about its tunnel. Written when the tunnel first could not run.
-pub const TUNNEL_READY: &str = "TunnelReady";
-/// The condition of an EGateway whose edge serves the Kubernetes API: every pod of the site would survive a restart without the cloud.
-pub const READY_FOR_OFFLINE: &str = "ReadyForOffline";
-/// The reason of `NetmapInForce` when it is True.
-pub const IN_FORCE: &str = "InForce";
 
 /// Longest message of a condition.
 const MESSAGE_CHARS_MAX: usize = 1024;
@@ -89,6 +78,9 @@ pub fn of_gateway(gateway: &EGateway, table: &ReportTable, live: &LiveReplicas) 
     for (_, report) in table.of_gateway(name, ReportSubject::Offline) {
         computed.extend(offline(report));
     }
+    for (_, report) in table.of_gateway(name, ReportSubject::Budget) {
+        computed.extend(budget(report));
+    }
     for (_, report) in table.of_gateway(name, ReportSubject::Netmap) {
         computed.extend(netmap(report, gateway.status.condition(NETMAP_PERSISTED).is_some()));
     }
@@ -143,6 +135,12 @@ fn offline(report: &Report) -> Option<ComputedCondition> {
     Some(ComputedCondition::new(READY_FOR_OFFLINE, pods.is_empty().into(), reason, bounded(&pods.join("; "))))
 }
 
+fn budget(report: &Report) -> Option<ComputedCondition> {
+    let Report::Budget { spent: Some(spent) } = report else { return None };
+    let reason = if spent.is_empty() { "WithinBudget" } else { "BudgetSpent" };
+    Some(ComputedCondition::new(WITHIN_BYTE_BUDGET, spent.is_empty().into(), reason, bounded(spent)))
+}
+
 /// `has_persisted`: the gateway once could not write its netmap, so the condition about that exists.
 fn netmap(report: &Report, has_persisted: bool) -> Vec<ComputedCondition> {
     let Report::Netmap { reason, message, not_persisted } = report else { return Vec::new() };
@@ -185,7 +183,7 @@ pub fn of_service(
     backends_answer(service.status.condition(BACKENDS_ANSWER), &reports)
 }
 
-/// The gateway of a site that serves its services now: the stored active one. Where there is no such record,
+/// The gateway of a site that serves its services now: the stored active one. If there is no such record,
 /// as at a site with one gateway, the first that is connected, by priority and name. While none is connected,
 /// the first that has reported: its report is the last one known.
 fn responsible<'a>(

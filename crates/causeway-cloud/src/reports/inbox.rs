@@ -28,17 +28,17 @@ pub struct ReportInbox {
 }
 
 impl ReportInbox {
-    pub fn tell(&self, site: &str, gateway: &str, told: Problems) {
+    pub fn put_problems(&self, site: &str, gateway: &str, told: Problems) {
         Report::of_problems(site, told).into_iter().for_each(|report| self.report(gateway, report));
     }
 
     /// Takes the problems out of a status record of an edge. A record without them changes nothing.
-    pub fn tell_status(&self, site: &str, gateway: &str, status: &Value) {
+    pub fn put_status(&self, site: &str, gateway: &str, status: &Value) {
         if status.get("regrets").is_none() {
             return;
         }
         match serde_json::from_value(status.clone()) {
-            Ok(told) => self.tell(site, gateway, told),
+            Ok(told) => self.put_problems(site, gateway, told),
             Err(error) => tracing::warn!(gateway, %error, "cannot decode the problem report of the gateway"),
         }
     }
@@ -161,7 +161,7 @@ impl ReportedState {
     }
 
     /// The store has moved without a change.
-    pub fn saw(&self, revision: Revision) {
+    pub fn handle_revision(&self, revision: Revision) {
         if self.lock().see(revision) {
             self.wake.notify_one();
         }
@@ -251,14 +251,14 @@ mod tests {
     #[test]
     fn a_report_is_read_and_anything_else_is_not() {
         let inbox = ReportInbox::default();
-        inbox.tell_status("x", "a", &serde_json::json!({"started": "now"}));
-        inbox.tell_status("x", "b", &serde_json::json!({"regrets": 7}));
-        inbox.tell_status("x", "c", &serde_json::json!({"regrets": ["no room"]}));
+        inbox.put_status("x", "a", &serde_json::json!({"started": "now"}));
+        inbox.put_status("x", "b", &serde_json::json!({"regrets": 7}));
+        inbox.put_status("x", "c", &serde_json::json!({"regrets": ["no room"]}));
         let backends = serde_json::json!({"web": {"up": 1, "of": 2, "why": "gone"}});
-        inbox.tell_status("x", "d", &serde_json::json!({"regrets": [], "backends": backends}));
+        inbox.put_status("x", "d", &serde_json::json!({"regrets": [], "backends": backends}));
         let reports = inbox.take();
         let of = |gateway: &str| reports.iter().filter(|(found, _)| found == gateway).count();
-        assert_eq!((of("a"), of("b"), of("c"), of("d"), reports.len()), (0, 0, 4, 4, 8));
+        assert_eq!((of("a"), of("b"), of("c"), of("d"), reports.len()), (0, 0, 5, 5, 10));
         let listening = Report::Listening { problems: vec!["no room".into()] };
         assert!(reports.contains(&("c".into(), listening)), "{reports:?}");
         let outage = BackendOutage { up: 1, of: 2, why: "gone".into(), denied: false };

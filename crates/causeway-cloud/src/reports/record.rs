@@ -37,6 +37,7 @@ pub enum ReportSubject {
     Netmap,
     Tunnel,
     Offline,
+    Budget,
 }
 
 /// The report of a gateway on one subject.
@@ -54,6 +55,8 @@ pub enum Report {
     Tunnel { reason: String, message: String },
     /// Pods that would not survive a restart of their node without the cloud. None: the edge serves no Kubernetes API.
     Offline { pods: Option<Vec<String>> },
+    /// The byte budget of the Kubernetes API at the edge. Empty: it lasts. None: there is no budget.
+    Budget { spent: Option<String> },
 }
 
 impl ReportSubject {
@@ -64,6 +67,7 @@ impl ReportSubject {
             ReportSubject::Netmap => "netmap",
             ReportSubject::Tunnel => "tunnel",
             ReportSubject::Offline => "offline",
+            ReportSubject::Budget => "budget",
         }
     }
 }
@@ -76,6 +80,7 @@ impl Report {
             Report::Netmap { .. } => ReportSubject::Netmap,
             Report::Tunnel { .. } => ReportSubject::Tunnel,
             Report::Offline { .. } => ReportSubject::Offline,
+            Report::Budget { .. } => ReportSubject::Budget,
         }
     }
 
@@ -85,13 +90,14 @@ impl Report {
         match self {
             Report::Tunnel { reason, .. } => reason.is_empty(),
             Report::Offline { pods } => pods.is_none(),
+            Report::Budget { spent } => spent.is_none(),
             Report::Listening { .. } | Report::Backends { .. } | Report::Netmap { .. } => false,
         }
     }
 
     /// Splits the problems of a gateway at `site` into its reports, within the bounds of a record.
-    pub fn of_problems(site: &str, told: Problems) -> [Report; 4] {
-        let problems = told.regrets.iter().take(PROBLEMS_MAX).map(|problem| bounded(problem)).collect();
+    pub fn of_problems(site: &str, told: Problems) -> [Report; 5] {
+        let problems = told.gateway.iter().take(PROBLEMS_MAX).map(|problem| bounded(problem)).collect();
         let bounded_outage = |(service, outage): (String, BackendOutage)| {
             let why = bounded(&outage.why);
             (service, BackendOutage { why, ..outage })
@@ -109,6 +115,7 @@ impl Report {
             Report::Backends { site: site.to_owned(), services },
             Report::Tunnel { reason, message: bounded(&tunnel.message) },
             Report::Offline { pods },
+            Report::Budget { spent: told.budget.map(|spent| bounded(&spent)) },
         ]
     }
 }
@@ -249,16 +256,18 @@ mod tests {
         let backends = (0..1000).map(|number| (format!("s{number}"), outage.clone())).collect();
         let tunnel = TunnelProblem { reason: "a b".into(), message: "z".repeat(10_000) };
         let told = Problems {
-            regrets: vec!["y\n".repeat(10_000); 100],
+            gateway: vec!["y\n".repeat(10_000); 100],
             backends,
             tunnel: Some(tunnel),
             offline: Some(vec!["z".repeat(10_000); 1_000]),
+            budget: Some("z".repeat(10_000)),
         };
-        let [listening, backends, tunnel, offline] = Report::of_problems("oslo", told);
+        let [listening, backends, tunnel, offline, budget] = Report::of_problems("oslo", told);
         let expected = Report::Tunnel { reason: "TunnelFailed".into(), message: "z".repeat(TEXT_CHARS_MAX) };
         assert_eq!(tunnel, expected);
         let size = |report: &Report| serde_json::to_vec(report).unwrap().len();
         assert!(size(&offline) < 10_000, "{}", size(&offline));
+        assert!(size(&budget) < 10_000, "{}", size(&budget));
         assert!(size(&listening) < 10_000 && size(&backends) < 80_000, "{}", size(&backends));
         assert!(!serde_json::to_string(&listening).unwrap().contains("\\n"));
     }

@@ -1,5 +1,6 @@
 //! The writer of reports on a real store, with the reconciler that follows it.
 
+use causeway_api::conditions::LISTENING;
 use causeway_api::meta::Condition;
 use causeway_api::{ConditionStatus, EGateway, EService, ESite, ObjectMeta};
 use causeway_apiserver::SystemClock;
@@ -12,7 +13,6 @@ use tokio_util::sync::DropGuard;
 use super::*;
 use crate::reconcile::Reconciler;
 use crate::replicas::ReplicaAddress;
-use computed::LISTENING;
 
 struct Lab {
     store: Store,
@@ -35,7 +35,7 @@ impl Lab {
     /// Runs a replica. It is the only one when it has no address.
     async fn replica(&self, address: Option<&str>) -> Arc<ReportInbox> {
         let directory = match address {
-            None => SessionDirectory::alone(Clock::system()),
+            None => SessionDirectory::single_replica(Clock::system()),
             Some(address) => {
                 let place = ReplicaAddress { address: address.to_owned(), endpoints: Vec::new() };
                 SessionDirectory::open(self.store.clone(), place, Clock::system()).await.unwrap()
@@ -44,7 +44,7 @@ impl Lab {
         let (inbox, state) = (Arc::new(ReportInbox::default()), Arc::new(ReportedState::default()));
         let check = Readiness::new().register("reconcile");
         let reconciler =
-            Reconciler::new(self.registry.clone(), check, &Metrics::new("0")).reporting(state.clone());
+            Reconciler::new(self.registry.clone(), check, &Metrics::new("0")).with_reports(state.clone());
         tokio::spawn(reconciler.run(self.stop.clone()));
         let (registry, stop) = (self.registry.clone(), self.stop.clone());
         if address.is_some() {
@@ -94,23 +94,23 @@ impl Lab {
 }
 
 fn problems(lines: &[&str]) -> Problems {
-    Problems { regrets: lines.iter().map(|line| (*line).to_owned()).collect(), ..Problems::default() }
+    Problems { gateway: lines.iter().map(|line| (*line).to_owned()).collect(), ..Problems::default() }
 }
 
 #[tokio::test]
 async fn two_replicas_do_not_write_over_each_other() {
     let lab = Lab::new().await;
     let (first, second) = (lab.replica(Some("a:1")).await, lab.replica(Some("b:1")).await);
-    first.tell(CLOUD, CLOUD, problems(&["no room"]));
+    first.put_problems(CLOUD, CLOUD, problems(&["no room"]));
     lab.wait(Kind::EGateway, CLOUD, LISTENING, |told| told.status == ConditionStatus::False).await;
-    second.tell(CLOUD, CLOUD, problems(&[]));
+    second.put_problems(CLOUD, CLOUD, problems(&[]));
     while lab.records().await.len() < 4 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let told = lab.condition(Kind::EGateway, CLOUD, LISTENING).await.unwrap();
     assert_eq!(told.status, ConditionStatus::False);
     assert!(told.message.starts_with("replica a:1 (") && told.message.ends_with("): no room"), "{told:?}");
-    second.tell(CLOUD, CLOUD, problems(&["port 53 is taken"]));
+    second.put_problems(CLOUD, CLOUD, problems(&["port 53 is taken"]));
     lab.wait(Kind::EGateway, CLOUD, LISTENING, |told| {
         told.message.starts_with("replica a:1 (") && told.message.contains(" | replica b:1 (")
     })
@@ -134,8 +134,8 @@ async fn a_report_of_a_former_gateway_is_dropped() {
     lab.create(web).await;
     let outage = BackendOutage { up: 0, of: 1, why: "10.0.0.5:80: refused".into(), denied: false };
     let backends = [("web".to_owned(), outage)].into();
-    inbox.tell("oslo", "oslo", Problems { backends, ..Problems::default() });
-    inbox.tell("rome", "rome", Problems::default());
+    inbox.put_problems("oslo", "oslo", Problems { backends, ..Problems::default() });
+    inbox.put_problems("rome", "rome", Problems::default());
     let is_down = |told: &Condition| told.status == ConditionStatus::False;
     lab.wait(Kind::EService, "web", BACKENDS_ANSWER, is_down).await;
     assert_eq!(lab.records().await.len(), 4);
@@ -165,7 +165,7 @@ async fn a_report_that_comes_after_the_deletion_of_its_gateway_leaves_no_record(
     let inbox = lab.replica(None).await;
     lab.site("oslo").await;
     lab.site("rome").await;
-    inbox.tell("oslo", "oslo", problems(&["no room"]));
+    inbox.put_problems("oslo", "oslo", problems(&["no room"]));
     lab.wait(Kind::EGateway, "oslo", LISTENING, |told| told.status == ConditionStatus::False).await;
     let are_left = async |expected: &[&str]| {
         let removed = async {
@@ -177,8 +177,8 @@ async fn a_report_that_comes_after_the_deletion_of_its_gateway_leaves_no_record(
     };
     lab.registry.delete_object("test", Kind::EGateway, "oslo").await.unwrap();
     are_left(&[]).await;
-    inbox.tell("oslo", "oslo", problems(&["no room"]));
-    inbox.tell("rome", "rome", problems(&["no room"]));
+    inbox.put_problems("oslo", "oslo", problems(&["no room"]));
+    inbox.put_problems("rome", "rome", problems(&["no room"]));
     lab.wait(Kind::EGateway, "rome", LISTENING, |told| told.status == ConditionStatus::False).await;
     are_left(&["reports/rome/-/backends", "reports/rome/-/listening"]).await;
 }
@@ -188,7 +188,7 @@ async fn a_condition_that_was_overwritten_is_put_right_at_once() {
     let lab = Lab::new().await;
     let inbox = lab.replica(None).await;
     lab.site("oslo").await;
-    inbox.tell("oslo", "oslo", problems(&["no room"]));
+    inbox.put_problems("oslo", "oslo", problems(&["no room"]));
     let is_right = |told: &Condition| told.message == "no room";
     lab.wait(Kind::EGateway, "oslo", LISTENING, is_right).await;
     let edit = |object: &mut Object| {

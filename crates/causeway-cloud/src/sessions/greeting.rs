@@ -29,7 +29,7 @@ use crate::identity::AdmittedPeer;
 /// From the end of the handshake to hello, and from there to the judgement.
 const GREETING: Duration = Duration::from_secs(10);
 /// A refusal has this long to reach the edge, which closes the link when it has read it.
-const FAREWELL: Duration = Duration::from_secs(1);
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A link that has its answer.
 enum GreetedLink {
@@ -38,7 +38,7 @@ enum GreetedLink {
 }
 
 enum FirstMessage {
-    Hello(Hello),
+    Hello(Box<Hello>),
     Join(JoinSession),
 }
 
@@ -67,7 +67,7 @@ impl Shared {
         turn: HandshakeSlot,
         streams: Arc<dyn EdgeStreamHandler>,
     ) -> Option<GreetedLink> {
-        let Some(_waiting) = link.certificate().and_then(|shown| self.unjudged.enter(&shown)) else {
+        let Some(_waiting) = link.certificate().and_then(|shown| self.pending_links.enter(&shown)) else {
             self.metrics.count_refused("too-many-links");
             let text = "too many links of this gateway wait for their hello";
             link.close(CloseReason::new(CloseCode::Limit, text));
@@ -86,7 +86,7 @@ impl Shared {
             }
         };
         let moves = self.moves.load(Ordering::Acquire);
-        let judged = timeout(GREETING, self.judge(&link, &hello)).await;
+        let judged = timeout(GREETING, self.admit(&link, &hello)).await;
         let admitted = judged.unwrap_or_else(|_| Err(unavailable("the cloud takes too long to decide")));
         self.served.store(turn.served_per_second(), Ordering::Relaxed);
         let seated = admitted.and_then(|admitted| self.entry(&link, &hello, admitted));
@@ -112,8 +112,8 @@ impl Shared {
         }
     }
 
-    /// May this link hold a session?
-    async fn judge(&self, link: &Link, hello: &Hello) -> Result<AdmittedPeer, SessionRefused> {
+    /// Checks that this link may hold a session.
+    async fn admit(&self, link: &Link, hello: &Hello) -> Result<AdmittedPeer, SessionRefused> {
         if self.is_draining() {
             let message = "this replica is being stopped";
             let refused =
@@ -257,7 +257,7 @@ impl Shared {
         let reason = CloseReason::new(CloseCode::NotAdmitted, refused.message.clone());
         if let Ok(frame) = encode_cloud(refused) {
             writer.push(frame);
-            let _ = timeout(FAREWELL, async {
+            let _ = timeout(REFUSAL_TIMEOUT, async {
                 if writer.finish().await.is_ok() {
                     link.closed().await;
                 }
@@ -302,8 +302,8 @@ async fn hear_first(link: &Link) -> Option<(FirstMessage, Control)> {
     }
     let (send, recv) = stream.split();
     let mut reader = ControlReader::of_edge(recv);
-    let first = match reader.next().await.ok()??.says {
-        Some(EdgeMessageBody::Hello(hello)) => FirstMessage::Hello(hello),
+    let first = match reader.next().await.ok()??.body {
+        Some(EdgeMessageBody::Hello(hello)) => FirstMessage::Hello(Box::new(hello)),
         Some(EdgeMessageBody::Join(join)) => FirstMessage::Join(join),
         _ => return None,
     };

@@ -65,19 +65,19 @@ mod tests {
     async fn commands_come_in_order_and_a_full_box_takes_no_more() {
         let mailbox = SessionMailbox::default();
         for number in 0..COMMANDS_MAX as u8 {
-            assert!(mailbox.put(SessionCommand::Say(Bytes::copy_from_slice(&[number]))));
+            assert!(mailbox.put(SessionCommand::Send(Bytes::copy_from_slice(&[number]))));
         }
-        assert!(!mailbox.put(SessionCommand::Say(Bytes::new())));
+        assert!(!mailbox.put(SessionCommand::Send(Bytes::new())));
         for number in 0..COMMANDS_MAX as u8 {
-            assert!(matches!(mailbox.next().await, SessionCommand::Say(said) if said[..] == [number]));
+            assert!(matches!(mailbox.next().await, SessionCommand::Send(said) if said[..] == [number]));
         }
         assert_eq!(mailbox.commands.lock().unwrap().capacity(), 0, "an idle session holds nothing");
         let waits = async { mailbox.next().await };
         let says = async {
             tokio::task::yield_now().await;
-            assert!(mailbox.put(SessionCommand::Say(Bytes::new())));
+            assert!(mailbox.put(SessionCommand::Send(Bytes::new())));
         };
         let (command, ()) = tokio::join!(waits, says);
-        assert!(matches!(command, SessionCommand::Say(_)));
+        assert!(matches!(command, SessionCommand::Send(_)));
     }
 }

@@ -26,7 +26,7 @@ const HOLD: Duration = Duration::from_secs(15);
 /// An edge that said goodbye is away on purpose; one that is only restarted is back within this.
 const HOLD_STOPPED: Duration = Duration::from_secs(3);
 /// Interval at which a disconnected gateway is looked for.
-const LOOK: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The same while a gateway is missing that may be reported soon.
 const LOOK_SOON: Duration = Duration::from_secs(1);
 
@@ -56,7 +56,7 @@ struct Missing {
     departure: Departure,
 }
 
-/// Must it be written that the gateway is connected, or that it is not?
+/// Returns true if the Connected condition must be written, because the stored one is out of date.
 fn due(is_here: bool, is_elsewhere: bool, shown: Option<bool>, gone: Duration, hold: Duration) -> bool {
     match (is_here, is_elsewhere, shown) {
         (true, _, shown) => shown != Some(true),
@@ -120,7 +120,7 @@ impl ConnectionWatch {
     /// Returns how soon to look again when no session begins or ends.
     pub fn look_every(&self) -> Duration {
         let is_soon = |missing: &Missing| missing.departure.reason == "Stopped";
-        if self.missing.values().any(is_soon) { LOOK_SOON } else { LOOK }
+        if self.missing.values().any(is_soon) { LOOK_SOON } else { CHECK_INTERVAL }
     }
 
     pub fn handle_written(&mut self, gateway: &str, change: ConnectionChange) {
@@ -128,7 +128,7 @@ impl ConnectionWatch {
     }
 
     /// Returns every change that must be written now.
-    pub fn look(&mut self) -> Vec<(String, ConnectionChange)> {
+    pub fn changes_to_write(&mut self) -> Vec<(String, ConnectionChange)> {
         let ConnectionWatch { sessions, shown, missing } = self;
         let Some(elsewhere) = sessions.0.services.is_elsewhere.clone() else { return Vec::new() };
         let attached = sessions.attached();

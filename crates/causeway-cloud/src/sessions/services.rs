@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use causeway_channel::PeerId;
 use causeway_channel::link::{ResetCode, Stream, StreamHeader};
-use causeway_channel::wire::control::{Hello, NetmapAck, NetmapRefused, NetmapUpdate, SpoolAck, SpoolBatch};
+use causeway_channel::wire::control::{
+    Hello, NeighbourQuery, NetmapAck, NetmapRefused, NetmapUpdate, SpoolAck, SpoolBatch,
+};
 
 use crate::tunnels::TunnelReports;
 
@@ -29,6 +31,9 @@ pub trait NetmapSender: Send {
     fn handle_ack(&mut self, ack: NetmapAck);
 
     fn handle_refused(&mut self, refused: NetmapRefused);
+
+    /// Questions for members of large communities. The response is an update.
+    fn handle_neighbours(&mut self, query: NeighbourQuery);
 }
 
 /// Takes the records of edges.
@@ -90,6 +95,8 @@ impl NetmapSender for Nothing {
     fn handle_ack(&mut self, _: NetmapAck) {}
 
     fn handle_refused(&mut self, _: NetmapRefused) {}
+
+    fn handle_neighbours(&mut self, _: NeighbourQuery) {}
 }
 
 impl SpoolSink for Nothing {

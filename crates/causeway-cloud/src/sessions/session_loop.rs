@@ -1,8 +1,8 @@
 //! One session of the cloud, from the welcome to the end of its link.
 //!
-//! Reads what the edge says and hands it to whom it concerns, writes what is to be said, accepts the edge's
-//! streams, and calls the session dead after too long a silence. Only the edge asks for signs of life; here
-//! they are only counted.
+//! Reads messages of the edge and passes them to the services, writes messages of the cloud, accepts the
+//! streams of the edge, and closes the session when the edge was silent for too long. Only the edge sends
+//! pings; the cloud counts them.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use causeway_channel::link::{
     CloseCode, CloseReason, RecvStream, ResetCode, SendStream, StreamPurpose, Transport,
 };
 use causeway_channel::probe;
-use causeway_channel::session::SILENCE_MAX;
+use causeway_channel::session::{SilenceVerdict, SilenceWatch};
 use causeway_channel::wire::control::{
     CloudMessage, ControlError, ControlReader, ControlWriter, EdgeMessage, EdgeMessageBody,
     FEATURE_PINGS_ACKNOWLEDGED, Hello, Pong, SpoolAck, encode_cloud,
@@ -29,7 +29,7 @@ use super::{Session, Shared};
 /// A command to a session.
 #[derive(Debug)]
 pub enum SessionCommand {
-    Say(Bytes),
+    Send(Bytes),
     /// Another session took over: end when the open streams have ended, or at that moment.
     Linger(Instant),
     /// The newer session has ended first.
@@ -37,20 +37,21 @@ pub enum SessionCommand {
     Close(CloseReason),
 }
 
-/// While it lingers, a link is looked at this often.
-const LINGER_LOOK: Duration = Duration::from_millis(500);
-/// The clock of the cloud is looked at this often.
-const CLOCK_LOOK: Duration = Duration::from_secs(10);
-/// An alarm that rings later than this was not late by chance.
+/// The interval at which a lingering link is checked for open streams.
+const LINGER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// The longest time between two checks of the certificate against the clock of the cloud.
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(10);
+/// A timer that fires later than this means that this replica is overloaded.
 const LATE: Duration = Duration::from_millis(500);
 /// The control stream itself.
 const OWN_STREAMS: u64 = 1;
 /// Messages waiting to be written; beyond it the session stops reading until the edge has taken some.
 const WAITING_MAX: usize = 16;
-/// Streams of the peer that are accepted in one turn: each is a task, and the link is one of many, too.
+/// After accepting this many streams in a row the session yields: each stream is a task, and other tasks
+/// share the thread.
 const STREAMS_AT_ONCE: usize = 64;
-/// The last words of a session that is closed have this long to leave.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// The time within which the last messages of a closing session must be sent.
+const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
 pub struct CloudSessionLoop {
     shared: Arc<Shared>,
@@ -58,10 +59,10 @@ pub struct CloudSessionLoop {
     reader: ControlReader<RecvStream, EdgeMessage>,
     writer: ControlWriter<SendStream>,
     netmaps: Box<dyn NetmapSender>,
-    /// The edge hears from its transport that a ping has arrived.
+    /// The transport of the edge reports that a ping has arrived; no pong is needed.
     is_acknowledged: bool,
-    /// A batch that is being kept. The edge sends one at a time.
-    taking: Option<SessionFuture<'static, Option<SpoolAck>>>,
+    /// The answer to a spool batch that is being stored. The edge sends one batch at a time.
+    storing_batch: Option<SessionFuture<'static, Option<SpoolAck>>>,
     lingers_until: Option<Instant>,
     /// Serves the streams that the edge opens.
     edge_streams: Arc<dyn EdgeStreamHandler>,
@@ -69,6 +70,7 @@ pub struct CloudSessionLoop {
     probes: Arc<Semaphore>,
     /// Streams that were accepted so far.
     accepted: usize,
+    silence: SilenceWatch,
 }
 
 impl CloudSessionLoop {
@@ -82,7 +84,7 @@ impl CloudSessionLoop {
         let netmaps = shared.services.netmaps.open(&session.peer, hello);
         let understands = hello.features.iter().any(|feature| feature == FEATURE_PINGS_ACKNOWLEDGED);
         let is_acknowledged = understands && session.link.transport() == Transport::Quic;
-        let (taking, lingers_until, streams) = (None, None, JoinSet::new());
+        let (storing_batch, lingers_until, streams) = (None, None, JoinSet::new());
         CloudSessionLoop {
             shared,
             session,
@@ -90,68 +92,69 @@ impl CloudSessionLoop {
             writer,
             netmaps,
             is_acknowledged,
-            taking,
+            storing_batch,
             lingers_until,
             edge_streams,
             streams,
             probes: Arc::new(Semaphore::new(probe::ANSWERED_MAX)),
             accepted: 0,
+            silence: SilenceWatch::default(),
         }
     }
 
-    /// Goes on until the link ends, then leaves the table.
+    /// Runs until the link ends, then removes the session from the table.
     pub async fn run(mut self) {
         let _counted = self.shared.metrics.session(self.session.link.transport());
-        let reason = self.talk().await;
+        let reason = self.run_loop().await;
         self.session.link.close(reason.clone());
         self.shared.metrics.count_ended(&reason.code.to_string());
         self.shared.handle_ended(&self.session, &reason);
     }
 
-    async fn talk(&mut self) -> CloseReason {
+    async fn run_loop(&mut self) -> CloseReason {
         let session = self.session.clone();
         let link = &session.link;
-        // Looked at when it rings, not with every word: an idle session is woken for pings alone.
-        let mut alarm = pin!(sleep_until(self.next_look()));
+        // Reset when it fires, not with every message: an idle session is woken for pings alone.
+        let mut alarm = pin!(sleep_until(self.next_check()));
         loop {
             let lingers = self.lingers_until.is_some();
             tokio::select! {
                 biased;
                 command = session.commands.next() => match command {
-                    SessionCommand::Say(frame) => self.writer.push(frame),
+                    SessionCommand::Send(frame) => self.writer.push(frame),
                     SessionCommand::Linger(until) => {
                         self.lingers_until = Some(until);
-                        alarm.as_mut().reset(self.next_look());
+                        alarm.as_mut().reset(self.next_check());
                     }
                     SessionCommand::Stay => {
                         self.lingers_until = None;
-                        alarm.as_mut().reset(self.next_look());
+                        alarm.as_mut().reset(self.next_check());
                     }
-                    SessionCommand::Close(reason) => return self.last_words(reason).await,
+                    SessionCommand::Close(reason) => return self.flush_and_close(reason).await,
                 },
                 closed = link.closed() => return closed.reason,
                 written = self.writer.drain(), if !self.writer.is_empty() => if let Err(error) = written {
-                    return self.broken(&error).await;
+                    return self.close_reason_of_error(&error).await;
                 },
-                heard = self.reader.next(), if self.writer.len() < WAITING_MAX => match heard {
-                    Ok(Some(message)) => if let Some(reason) = self.hear(message) {
+                received = self.reader.next(), if self.writer.len() < WAITING_MAX => match received {
+                    Ok(Some(message)) => if let Some(reason) = self.handle_message(message) {
                         return reason;
                     },
-                    Ok(None) => return self.gone().await,
-                    Err(error) => return self.broken(&error).await,
+                    Ok(None) => return self.close_reason_of_link().await,
+                    Err(error) => return self.close_reason_of_error(&error).await,
                 },
-                ack = taken(&mut self.taking) => {
-                    self.taking = None;
+                ack = spool_answer(&mut self.storing_batch) => {
+                    self.storing_batch = None;
                     if let Some(ack) = ack {
-                        self.say(ack);
+                        self.send(ack);
                     }
                 }
-                update = self.netmaps.next(), if !lingers && self.writer.is_empty() => self.say(update),
+                update = self.netmaps.next(), if !lingers && self.writer.is_empty() => self.send(update),
                 Some(_) = self.streams.join_next() => {}
                 accepted = link.accept_stream() => if let Ok((header, stream)) = accepted {
                     self.accepted = self.accepted.wrapping_add(1);
                     if self.accepted.is_multiple_of(STREAMS_AT_ONCE) {
-                        // Those that were begun get their first turn, and the link its own, before more are.
+                        // Lets the spawned streams and the link run before more streams are accepted.
                         tokio::task::yield_now().await;
                     }
                     match header.purpose() {
@@ -168,39 +171,47 @@ impl CloudSessionLoop {
                         }
                     }
                 },
-                () = alarm.as_mut() => match self.look() {
-                    // This replica was too busy to read the messages of the edge: the link gets its turn
-                    // first.
+                () = alarm.as_mut() => match self.close_reason_by_time() {
+                    // This replica was too busy to read the messages of the edge: they are read first.
                     Some(reason) if reason.code == CloseCode::Dead && alarm.deadline().elapsed() > LATE => {
                         alarm.as_mut().reset(Instant::now() + LATE);
                     }
                     Some(reason) => return reason,
-                    None => alarm.as_mut().reset(self.next_look()),
+                    None => alarm.as_mut().reset(self.next_check()),
                 },
             }
         }
     }
 
-    /// Is it over by the clock?
-    fn look(&self) -> Option<CloseReason> {
+    /// Returns the reason to end the session now: an expired certificate, a silent peer, or an elapsed linger.
+    fn close_reason_by_time(&mut self) -> Option<CloseReason> {
         if self.lingers_until.is_none() {
             self.session.link.raise_receive_window();
         }
         if let Some(expired) = self.expired() {
             return Some(expired);
         }
-        if self.session.link.last_heard().elapsed() >= SILENCE_MAX {
+        if self.silence(Instant::now()) == SilenceVerdict::Dead {
             return Some(CloseReason::new(CloseCode::Dead, "nothing was heard for ten seconds"));
         }
         let is_over = self.lingers_until.is_some() && self.is_over();
         is_over.then(|| CloseReason::new(CloseCode::Superseded, "a newer session took over"))
     }
 
-    fn next_look(&self) -> Instant {
-        let silent = Instant::from_std(self.session.link.last_heard() + SILENCE_MAX);
-        let lingers = self.lingers_until.map(|until| until.min(Instant::now() + LINGER_LOOK));
+    fn silence(&mut self, now: Instant) -> SilenceVerdict {
+        let link = &self.session.link;
+        self.silence.check(now.into_std(), link.last_heard(), link.frames_received())
+    }
+
+    fn next_check(&mut self) -> Instant {
+        let now = Instant::now();
+        let silent = match self.silence(now) {
+            SilenceVerdict::Wait(until) => Instant::from_std(until),
+            SilenceVerdict::Dead => now,
+        };
+        let lingers = self.lingers_until.map(|until| until.min(Instant::now() + LINGER_CHECK_INTERVAL));
         let expires = Instant::now() + valid_for(self.shared.registrar.time(), self.session.not_after);
-        lingers.map_or(silent, |look| look.min(silent)).min(expires)
+        lingers.map_or(silent, |check| check.min(silent)).min(expires)
     }
 
     /// The certificate of the session's link has ended. An edge that has renewed it has had another session
@@ -214,11 +225,11 @@ impl CloudSessionLoop {
     }
 
     /// The reason to end the session, if the message is one.
-    fn hear(&mut self, message: EdgeMessage) -> Option<CloseReason> {
-        match message.says {
+    fn handle_message(&mut self, message: EdgeMessage) -> Option<CloseReason> {
+        match message.body {
             Some(EdgeMessageBody::Ping(ping)) => {
                 if !self.is_acknowledged {
-                    self.say(Pong { nonce: ping.nonce });
+                    self.send(Pong { nonce: ping.nonce });
                 }
                 return self.expired();
             }
@@ -230,24 +241,25 @@ impl CloudSessionLoop {
                 self.session.set_held(refused.held.as_ref());
                 self.netmaps.handle_refused(refused);
             }
-            Some(EdgeMessageBody::Spool(batch)) if self.taking.is_none() => {
-                self.taking = Some(self.shared.services.spool.take(&self.session.peer, batch));
+            Some(EdgeMessageBody::Spool(batch)) if self.storing_batch.is_none() => {
+                self.storing_batch = Some(self.shared.services.spool.take(&self.session.peer, batch));
             }
+            Some(EdgeMessageBody::Neighbours(query)) => self.netmaps.handle_neighbours(query),
             Some(EdgeMessageBody::Path(query)) => {
                 let report = self.session.handle_path_query(&query);
-                self.say(report);
+                self.send(report);
             }
             Some(EdgeMessageBody::Goodbye(goodbye)) => {
                 let text: String = goodbye.reason.chars().take(200).collect();
                 return Some(CloseReason::new(CloseCode::Done, text));
             }
-            // A second hello, a batch before the last one is answered, or words of a newer edge.
-            other => tracing::debug!(peer = %self.session.peer, ?other, "the edge says something unexpected"),
+            // A second hello, a batch before the last one is answered, or a message of a newer edge.
+            other => tracing::debug!(peer = %self.session.peer, ?other, "unexpected message from the edge"),
         }
         None
     }
 
-    fn say(&mut self, message: impl Into<CloudMessage>) {
+    fn send(&mut self, message: impl Into<CloudMessage>) {
         match encode_cloud(message) {
             Ok(frame) => self.writer.push(frame),
             Err(error) => {
@@ -261,39 +273,41 @@ impl CloudSessionLoop {
         due || self.session.link.stats().streams_open <= OWN_STREAMS
     }
 
-    async fn last_words(&mut self, reason: CloseReason) -> CloseReason {
-        let _ = timeout(LAST_WORDS, self.writer.drain()).await;
+    async fn flush_and_close(&mut self, reason: CloseReason) -> CloseReason {
+        let _ = timeout(CLOSE_FLUSH_TIMEOUT, self.writer.drain()).await;
         reason
     }
 
-    // The stream says less than the link, which may be a moment late.
-    async fn gone(&mut self) -> CloseReason {
-        match timeout(LAST_WORDS, self.session.link.closed()).await {
+    // The close reason of the link is more precise than that of the stream, but may arrive a moment later.
+    async fn close_reason_of_link(&mut self) -> CloseReason {
+        match timeout(CLOSE_FLUSH_TIMEOUT, self.session.link.closed()).await {
             Ok(closed) => closed.reason,
             Err(_) => CloseReason::new(CloseCode::Malformed, "the control stream ended"),
         }
     }
 
-    async fn broken(&mut self, error: &ControlError) -> CloseReason {
+    async fn close_reason_of_error(&mut self, error: &ControlError) -> CloseReason {
         match error {
             ControlError::TooLong { .. } | ControlError::Malformed(_) => {
                 CloseReason::new(CloseCode::Malformed, error.to_string())
             }
-            _ => self.gone().await,
+            _ => self.close_reason_of_link().await,
         }
     }
 }
 
 /// Returns the remaining validity of a certificate by the clock of the cloud, plus a millisecond, and never
-/// more than `CLOCK_LOOK`: the clock may be set meanwhile.
+/// more than `CLOCK_CHECK_INTERVAL`: the clock may be set meanwhile.
 fn valid_for(now: SystemTime, not_after: SystemTime) -> Duration {
     let rest = not_after.duration_since(now).unwrap_or_default();
-    (rest + Duration::from_millis(1)).min(CLOCK_LOOK)
+    (rest + Duration::from_millis(1)).min(CLOCK_CHECK_INTERVAL)
 }
 
-async fn taken(taking: &mut Option<SessionFuture<'static, Option<SpoolAck>>>) -> Option<SpoolAck> {
-    match taking {
-        Some(taking) => taking.await,
+async fn spool_answer(
+    storing_batch: &mut Option<SessionFuture<'static, Option<SpoolAck>>>,
+) -> Option<SpoolAck> {
+    match storing_batch {
+        Some(storing_batch) => storing_batch.await,
         None => std::future::pending().await,
     }
 }
@@ -305,14 +319,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_certificate_is_looked_for_when_it_is_due_and_at_least_every_ten_seconds() {
+    fn the_end_of_a_certificate_is_checked_when_it_is_due_and_at_least_every_ten_seconds() {
         let now = from_unix_seconds(1_800_000_000);
         let check = |rest: Duration, expected: Duration| assert_eq!(valid_for(now, now + rest), expected);
         let ms = Duration::from_millis;
         check(Duration::ZERO, ms(1));
         check(ms(300), ms(301));
-        check(Duration::from_secs(86_400), CLOCK_LOOK);
+        check(Duration::from_secs(86_400), CLOCK_CHECK_INTERVAL);
         // The clock was set forward beyond the end.
-        assert_eq!(valid_for(now + CLOCK_LOOK, now), ms(1));
+        assert_eq!(valid_for(now + CLOCK_CHECK_INTERVAL, now), ms(1));
     }
 }

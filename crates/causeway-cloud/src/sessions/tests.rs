@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicI64;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use causeway_api::{ConditionStatus, EGateway, ESite, Kind, Object, ObjectMeta};
 use causeway_apiserver::SystemClock;
@@ -11,14 +11,16 @@ use causeway_channel::dial::{DialConfig, DialTransports, LinkDialer};
 use causeway_channel::link::{
     CHANNEL_ALPN, ClosedBy, LinkClosed, RecvStream, SendStream, StreamHeader, StreamPurpose,
 };
-use causeway_channel::port::{ChannelPort, PortLimits, PortMetrics, RejectReason};
+use causeway_channel::port::{
+    CertificateCheck, ChannelPort, PortLimits, PortMetrics, PortSockets, RejectReason,
+};
 use causeway_channel::quic::EndpointKeys;
 use causeway_channel::tls::TlsCredentials;
 use causeway_channel::wire::control::{
     self, CloudMessage, CloudMessageBody, ControlReader, ControlWriter, Hello, SessionRefused, encode_edge,
 };
 use causeway_channel::wire::{EnrolMessage, EnrolmentRequest, EnrolmentRequestBody, EnrolmentResponseBody};
-use causeway_channel::{Clock, PrivateKey};
+use causeway_channel::{Clock, PeerId, PrivateKey};
 use causeway_store::{Store, StoreSpec};
 use tokio_util::sync::DropGuard;
 
@@ -83,10 +85,13 @@ impl Lab {
         let sessions =
             Sessions::new("lab".into(), registrar.clone(), registry.clone(), live, services, limits);
         let (address, keys) = ("127.0.0.1:0".parse().unwrap(), EndpointKeys::generate());
-        let port = ChannelPort::bind(address, registrar.channel_tls(), keys, port_limits).await.unwrap();
-        let (address, metrics, checking) = (port.local_addr(), port.metrics().clone(), sessions.clone());
-        port.check_certificates(Box::new(move |shown, client| checking.check_certificate(shown, client)));
-        let enrolment = EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default());
+        let (sockets, checking) = (PortSockets::bind(address).await.unwrap(), sessions.clone());
+        let check: CertificateCheck =
+            Box::new(move |shown, client| checking.check_certificate(shown, client));
+        let tls = registrar.channel_tls();
+        let port = ChannelPort::with_check(sockets, tls, keys, port_limits, check).unwrap();
+        let (address, metrics) = (port.local_addr(), port.metrics().clone());
+        let enrolment = EnrolmentServer::new(registrar.clone(), None, EnrolmentLimits::default());
         let stop = CancellationToken::new();
         tokio::spawn(ChannelServer { port, enrolment, links: Arc::new(sessions.clone()) }.run(stop.clone()));
         let (keeper, running, until) = (registrar.clone(), sessions.clone(), stop.clone());
@@ -147,7 +152,7 @@ impl Lab {
         let ask = EnrolmentRequestBody::Enrol(EnrolMessage { secret: token.secret.expose().to_vec(), csr });
         let request = EnrolmentRequest { time: unix_seconds(self.registrar.time()), ask: Some(ask) };
         let Ok(EnrolmentResponseBody::Issued(issued)) =
-            self.registrar.answer(request, None, "127.0.0.1").await
+            self.registrar.answer(request, None, None, "127.0.0.1").await
         else {
             panic!("{peer} gets no certificate")
         };
@@ -185,7 +190,7 @@ async fn hello((reader, writer): &mut Control) -> Result<(), SessionRefused> {
     let epoch = EPOCH.fetch_add(1, Ordering::SeqCst);
     writer.push(encode_edge(Hello { version: control::VERSION, epoch, ..Hello::default() }).unwrap());
     writer.drain().await.unwrap();
-    match within(reader.next()).await.unwrap().unwrap().says {
+    match within(reader.next()).await.unwrap().unwrap().body {
         Some(CloudMessageBody::Welcome(_)) => Ok(()),
         Some(CloudMessageBody::Refused(refused)) => Err(refused),
         other => panic!("{other:?}"),
@@ -337,7 +342,7 @@ async fn hello_as((reader, writer): &mut Control, instance: &[u8]) -> control::W
     writer
         .push(encode_edge(Hello { version: control::VERSION, epoch, instance, ..Hello::default() }).unwrap());
     writer.drain().await.unwrap();
-    match within(reader.next()).await.unwrap().unwrap().says {
+    match within(reader.next()).await.unwrap().unwrap().body {
         Some(CloudMessageBody::Welcome(welcome)) => welcome,
         other => panic!("{other:?}"),
     }
@@ -350,7 +355,7 @@ async fn join(link: &Link, session_id: &str, instance: &[u8]) -> Option<CloudMes
     let ask = control::JoinSession { session_id: session_id.to_owned(), instance };
     writer.push(encode_edge(ask).unwrap());
     writer.drain().await.ok()?;
-    within(reader.next()).await.ok()??.says
+    within(reader.next()).await.ok()??.body
 }
 
 fn is_joined(answer: Option<&CloudMessageBody>) -> bool {
@@ -476,7 +481,7 @@ async fn the_tunnel_of_a_revoked_gateway_ends_connected_or_not() {
         writer.push(encode_edge(hello).unwrap());
         writer.drain().await.unwrap();
         assert!(matches!(
-            within(reader.next()).await.unwrap().unwrap().says,
+            within(reader.next()).await.unwrap().unwrap().body,
             Some(CloudMessageBody::Welcome(_))
         ));
         has_tunnel(true).await;
@@ -568,11 +573,11 @@ async fn a_connected_condition_that_a_client_overwrote_is_put_right_at_once() {
     let _stop = stop.clone().drop_guard();
     let (state, metrics) = (Arc::new(ReportedState::default()), causeway_daemon::Metrics::new("0"));
     let check = causeway_daemon::Readiness::new().register("reconcile");
-    let reconciler = Reconciler::new(lab.registry.clone(), check, &metrics).reporting(state.clone());
+    let reconciler = Reconciler::new(lab.registry.clone(), check, &metrics).with_reports(state.clone());
     tokio::spawn(reconciler.run(stop.clone()));
     let reports = ReportWriter {
         registry: lab.registry.clone(),
-        directory: SessionDirectory::alone(Clock::system()),
+        directory: SessionDirectory::single_replica(Clock::system()),
         inbox: Arc::default(),
         state,
         connections: Some(ConnectionWatch::new(lab.sessions.clone())),

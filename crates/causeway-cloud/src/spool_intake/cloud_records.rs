@@ -20,10 +20,10 @@ use crate::bootstrap::CLOUD;
 const WAITING_MAX: usize = 8192;
 /// Records that are written and synced together.
 const BATCH_MAX: usize = 512;
-/// As `upstream::frame` numbers audit records.
+/// The number of audit records in `spool_intake::record`.
 const AUDIT: u8 = 2;
-/// Between two tries while the disk refuses.
-const PAUSE: Duration = Duration::from_millis(500);
+/// Delay before a failed write to disk is retried.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// Takes the records. Clones share the queue.
 #[derive(Clone)]
@@ -54,7 +54,7 @@ pub fn own_records(intake: &Arc<SpoolIntake>) -> (CloudRecordQueue, CloudRecordW
 }
 
 impl CloudRecordQueue {
-    /// Is there so little room that clients must share it?
+    /// Returns true if the queue has so little room that clients must share it.
     pub fn is_pressed(&self) -> bool {
         self.waiting.capacity() < self.waiting.max_capacity() / 4 * 3
     }
@@ -87,7 +87,7 @@ impl CloudRecordWriter {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => return,
-                    () = tokio::time::sleep(PAUSE) => {}
+                    () = tokio::time::sleep(RETRY_DELAY) => {}
                 }
             }
             self.next += records.len() as u64;

@@ -125,12 +125,12 @@ impl Files<'_> {
         sizes.sum()
     }
 
-    fn each_line(&self, mut look: impl FnMut(&[u8])) -> io::Result<()> {
+    fn each_line(&self, mut handle_line: impl FnMut(&[u8])) -> io::Result<()> {
         let mut line = Vec::new();
         for path in self.oldest_first()? {
             let mut reader = BufReader::new(File::open(path)?);
             while read_line(&mut reader, &mut line)? {
-                look(&line);
+                handle_line(&line);
             }
         }
         Ok(())

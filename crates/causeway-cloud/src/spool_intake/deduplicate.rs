@@ -13,7 +13,7 @@ pub struct LineDeduplicator {
 }
 
 impl LineDeduplicator {
-    /// Is this the first time? Lines without a queue and a number are always new.
+    /// Returns true if the line is new. Lines without a queue and a number are always new.
     pub fn is_new(&mut self, queue: &str, seq: u64) -> bool {
         let ranges = match self.seen.get_mut(queue) {
             Some(ranges) => ranges,

@@ -48,7 +48,7 @@ impl Cuts {
         Cuts { bytes: clients.into_iter().map(|(gateway, groups)| (gateway, cut(groups))).collect() }
     }
 
-    /// Is a line of this length given up? Lines are asked about from the oldest on.
+    /// Returns true if a line of this length is given up. Lines are passed from the oldest on.
     pub fn takes(&mut self, gateway: &str, group: usize, length: u64) -> bool {
         let left = self.bytes.get_mut(gateway).and_then(|groups| groups.get_mut(group));
         match left {

@@ -40,7 +40,7 @@ impl JournalWriter {
         let files = RotatedFiles::open_unbounded(folder, NAME, limits.file_bytes_max)?;
         let (queue, writes) = sync_channel(QUEUE_MAX);
         let thread = std::thread::Builder::new()
-            .name("upstream".to_owned())
+            .name("spool-journal".to_owned())
             .spawn(move || run(files, limits, &writes, tap.as_deref()))?;
         Ok(JournalWriter { queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)) })
     }

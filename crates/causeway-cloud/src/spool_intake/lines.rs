@@ -9,7 +9,7 @@ use causeway_channel::clock::UtcTimestamp;
 use serde::Serialize;
 
 use super::cursor::{ReceivedBatch, ReceivedRecordKind, hex};
-use super::record::{self, EdgeRecord, Said, Text};
+use super::record::{self, EdgeRecord, ParsedLine, Text};
 
 /// A line of the journal: the fields of the cloud, and those of the edge. No name is in both.
 #[derive(Serialize)]
@@ -71,18 +71,18 @@ pub fn render(
         }
         let line = Line { queue: Some(&queue), seq: Some(seq), ..line };
         match record::read(content) {
-            Said::Record(mut record) => {
+            ParsedLine::Record(mut record) => {
                 // A record without a time that can be read has that of its receipt.
                 record.time.get_or_insert_with(|| Text(received.clone()));
                 push(&mut lines, &Line { record: Some(&record), ..line });
             }
-            Said::Started { time, software } => {
+            ParsedLine::Started { time, software } => {
                 let time = time.map_or(own_time.clone(), |time| time.0);
                 let (event, software) = (Some("edge-started"), Some(software.0.as_str()));
                 push(&mut lines, &Line { time: Some(&time), event, software, ..line });
             }
             // A record that no edge of ours sends is counted in a line, not refused: the batch would be sent again for ever.
-            Said::Unreadable => {
+            ParsedLine::Unreadable => {
                 let (event, bytes) = (Some("edge-record-unreadable"), Some(content.len()));
                 push(&mut lines, &Line { time: Some(&own_time), event, bytes, ..line });
             }

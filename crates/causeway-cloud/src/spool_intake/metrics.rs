@@ -39,7 +39,7 @@ impl SpoolIntakeMetrics {
         );
     }
 
-    pub(super) fn taken(&self, batch: &ReceivedBatch, skip: usize, newly_lost: u64) {
+    pub(super) fn count_stored(&self, batch: &ReceivedBatch, skip: usize, newly_lost: u64) {
         for (_, kind, _) in batch.records_after(skip) {
             match kind {
                 ReceivedRecordKind::Audit => &self.audit,

@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for Text {
 
 /// A record of an edge.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Said {
+pub enum ParsedLine {
     Record(Box<EdgeRecord>),
     Started {
         time: Option<Text>,
@@ -77,7 +77,7 @@ pub enum Said {
     Unreadable,
 }
 
-pub fn read(content: &[u8]) -> Said {
+pub fn read(content: &[u8]) -> ParsedLine {
     #[derive(Deserialize)]
     struct Event {
         event: Option<String>,
@@ -86,22 +86,22 @@ pub fn read(content: &[u8]) -> Said {
         #[serde(default)]
         software: Option<Text>,
     }
-    let Ok(event) = serde_json::from_slice::<Event>(content) else { return Said::Unreadable };
+    let Ok(event) = serde_json::from_slice::<Event>(content) else { return ParsedLine::Unreadable };
     match event.event.as_deref() {
         None => {}
         Some(STARTED) => {
             let software = event.software.unwrap_or(Text(String::new()));
-            return Said::Started { time: event.time.filter(is_moment), software };
+            return ParsedLine::Started { time: event.time.filter(is_moment), software };
         }
         // The words of the cloud's own lines.
-        Some(_) => return Said::Unreadable,
+        Some(_) => return ParsedLine::Unreadable,
     }
     match serde_json::from_slice::<EdgeRecord>(content) {
         Ok(record) => {
             let time = record.time.clone().filter(is_moment);
-            Said::Record(Box::new(EdgeRecord { time, ..record }))
+            ParsedLine::Record(Box::new(EdgeRecord { time, ..record }))
         }
-        Err(_) => Said::Unreadable,
+        Err(_) => ParsedLine::Unreadable,
     }
 }
 
@@ -119,9 +119,9 @@ mod tests {
     fn an_edge_says_what_it_may_and_nothing_else() {
         let check = |said: Value, expected: Option<Value>| {
             let found = match read(said.to_string().as_bytes()) {
-                Said::Record(record) => Some(serde_json::to_value(record).unwrap()),
-                Said::Started { software, .. } => Some(json!(software.0)),
-                Said::Unreadable => None,
+                ParsedLine::Record(record) => Some(serde_json::to_value(record).unwrap()),
+                ParsedLine::Started { software, .. } => Some(json!(software.0)),
+                ParsedLine::Unreadable => None,
             };
             match (&expected, &found) {
                 (Some(Value::Object(expected)), Some(found)) => {
@@ -133,7 +133,7 @@ mod tests {
         let forged = json!({"lost": 7, "gateway": "cloud", "site": "cloud", "received": "1999-01-01T00:00:00Z",
             "receivedTime": "x", "queue": "q", "seq": 1, "surprise": 1, "service": "web", "decision": "deny"});
         check(forged.clone(), Some(json!({"service": "web", "decision": "deny"})));
-        let Said::Record(record) = read(forged.to_string().as_bytes()) else { panic!("a record") };
+        let ParsedLine::Record(record) = read(forged.to_string().as_bytes()) else { panic!("a record") };
         let written = serde_json::to_value(record).unwrap();
         for word in
             ["event", "lost", "gateway", "site", "received", "receivedTime", "queue", "seq", "surprise"]

@@ -148,7 +148,7 @@ async fn a_store_that_is_away_keeps_the_edge_waiting() {
     let intake = lab.replica("one");
     lab.store.clone().close().await.unwrap();
     let (peer, batch) = (peer(), audit(1, 1));
-    let settling = tokio::time::timeout(Duration::from_millis(300), intake.settle(&peer, &batch));
+    let settling = tokio::time::timeout(Duration::from_millis(300), intake.store_batch(&peer, &batch));
     assert!(settling.await.is_err(), "nothing may be acknowledged");
     assert!(matches!(intake.take(&peer, &batch).await, Err(SpoolIntakeError::Store(_))));
 }

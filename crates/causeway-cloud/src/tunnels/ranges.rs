@@ -56,7 +56,7 @@ impl RangeWork {
     }
 
     /// Returns the records to write.
-    pub fn look(&mut self, objects: &ObjectSet) -> Vec<RangeWrite> {
+    pub fn records_to_write(&mut self, objects: &ObjectSet) -> Vec<RangeWrite> {
         let mut writes = Vec::new();
         for name in std::mem::take(&mut self.dirty) {
             let held = objects.layer3.ranges.get(&name);

@@ -5,13 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use causeway_api::layer3::{TunnelRecord, show_key};
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::wire::control::TunnelReport;
 use causeway_channel::{Clock, KeyHash, PeerId};
+use causeway_daemon::sync::MutexExt;
 use causeway_store::{ListRange, Op, Store, StoreError};
 use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
@@ -52,7 +53,7 @@ impl TunnelReports {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Option<TunnelRecord>>> {
-        self.shared.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.waiting.lock_ignoring_poison()
     }
 }
 
@@ -105,13 +106,13 @@ impl TunnelReportWriter {
     pub async fn run(self, stop: CancellationToken) {
         let mut revoked = self.registrar.revoked_keys();
         // Keys may have been revoked while no replica ran, as by a restored revocation log.
-        let mut must_look = true;
+        let mut must_check = true;
         loop {
-            if must_look {
-                must_look = self.remove_revoked().await.is_err();
+            if must_check {
+                must_check = self.remove_revoked().await.is_err();
             }
             let retry = async {
-                match must_look {
+                match must_check {
                     true => tokio::time::sleep(RETRY).await,
                     false => std::future::pending().await,
                 }
@@ -120,7 +121,7 @@ impl TunnelReportWriter {
                 biased;
                 () = stop.cancelled() => return,
                 Ok(_) | Err(RecvError::Lagged(_)) = revoked.recv() => {
-                    must_look = true;
+                    must_check = true;
                     continue;
                 }
                 () = retry => continue,

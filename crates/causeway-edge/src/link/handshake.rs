@@ -76,7 +76,7 @@ pub async fn establish_session(
     hello: Hello,
     dialed: impl FnOnce() + Send,
 ) -> Result<EstablishedSession, HandshakeError> {
-    let link = dialer.dial_patiently(transports.transport(), patience).await?;
+    let link = dialer.dial_with(transports.transport(), patience).await?;
     dialed();
     match say_hello(&link, hello).await {
         // The link may know more than the stream, a moment later.
@@ -100,7 +100,7 @@ async fn say_hello(link: &Link, hello: Hello) -> Result<EstablishedSession, Hand
         answer = reader.next() => answer?.ok_or(HandshakeError::Ended)?,
         closed = link.closed() => return Err(HandshakeError::Closed(closed)),
     };
-    match answer.says {
+    match answer.body {
         Some(CloudMessageBody::Welcome(welcome)) => {
             Ok(EstablishedSession { link: link.clone(), reader, writer, welcome })
         }

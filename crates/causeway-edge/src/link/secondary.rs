@@ -189,8 +189,10 @@ impl SecondaryDriver {
                 action = self.control.with(session, |policy| policy.handle_ping(pinged, took, sample.rtt))?;
             }
             match action {
-                SecondaryAction::Wait if self.must_retire.load(Ordering::Relaxed) => self.say(true),
-                SecondaryAction::Wait if open.is_none() && is_busy => self.say(false),
+                SecondaryAction::Wait if self.must_retire.load(Ordering::Relaxed) => {
+                    self.send_path_query(true)
+                }
+                SecondaryAction::Wait if open.is_none() && is_busy => self.send_path_query(false),
                 SecondaryAction::Wait => {}
                 SecondaryAction::Open => open = self.open(session, links).await?,
                 SecondaryAction::Retire => self.retire(open.take(), links),
@@ -203,7 +205,7 @@ impl SecondaryDriver {
                     if let Some(link) = open.take() {
                         self.primary.remove_secondary(&link);
                     }
-                    self.say(true);
+                    self.send_path_query(true);
                     self.control.with(session, |policy| policy.handle_failed(Instant::now()))?;
                 }
                 () = sleep(traffic.sample_interval(Instant::now())) => {}
@@ -236,7 +238,7 @@ impl SecondaryDriver {
                 if action != Some(SecondaryAction::Wait) {
                     link.close(CloseReason::new(CloseCode::Done, "the address or the session changed"));
                     // The close may never arrive from the old address: the cloud is told over QUIC.
-                    self.say(true);
+                    self.send_path_query(true);
                     return action.map(|_| None);
                 }
                 tracing::debug!(cloud = %link.remote_address(), "opened the secondary TCP link to the cloud");
@@ -246,7 +248,7 @@ impl SecondaryDriver {
                     None => links.spawn(accepting),
                 };
                 self.primary.attach_secondary(link.clone());
-                self.say(false);
+                self.send_path_query(false);
                 Some(Some(link))
             }
             failed => {
@@ -273,7 +275,7 @@ impl SecondaryDriver {
         let (mut reader, mut writer) = (ControlReader::of_cloud(recv), ControlWriter::new(send));
         writer.push(encode_edge(self.join.clone())?);
         writer.drain().await?;
-        match reader.next().await?.ok_or(HandshakeError::Ended)?.says {
+        match reader.next().await?.ok_or(HandshakeError::Ended)?.body {
             Some(CloudMessageBody::Joined(_)) => Ok(link),
             Some(CloudMessageBody::Refused(refused)) => Err(HandshakeError::Refused(refused)),
             _ => Err(HandshakeError::Answer),
@@ -283,7 +285,7 @@ impl SecondaryDriver {
     fn retire(&self, open: Option<Link>, links: &mut JoinSet<()>) {
         let Some(link) = open else { return };
         self.primary.retire_secondary();
-        self.say(true);
+        self.send_path_query(true);
         let primary = self.primary.clone();
         links.spawn(async move {
             sleep(RETIRED_MIN).await;
@@ -305,7 +307,7 @@ impl SecondaryDriver {
     }
 
     /// Asks for the cloud's measurements and tells how new streams are carried. A full queue drops it: the next sample asks again.
-    fn say(&self, retire: bool) {
+    fn send_path_query(&self, retire: bool) {
         // A retirement that found the queue full is sent with the next message.
         let retire = self.must_retire.swap(false, Ordering::Relaxed) || retire;
         let query = PathQuery { reason: self.control.reason().to_owned(), retire };
@@ -359,26 +361,20 @@ impl TrafficMeter {
 
 /// Serves the streams of the cloud on a secondary link until the link ends.
 async fn accept_streams(primary: Link, link: Link, handler: Arc<dyn CloudStreamHandler>) {
-    let (mut streams, mut accepted) = (JoinSet::new(), 0_usize);
-    loop {
-        tokio::select! {
-            biased;
-            Some(_) = streams.join_next() => {}
-            next = link.accept_stream() => match next {
-                Ok((header, stream)) => match header.purpose() {
-                    Some(StreamPurpose::Service | StreamPurpose::Node) => {
-                        streams.spawn(handler.serve(header, stream));
-                        accepted = accepted.wrapping_add(1);
-                        if accepted.is_multiple_of(STREAMS_AT_ONCE) {
-                            tokio::task::yield_now().await;
-                        }
-                    }
-                    _ => stream.refuse(ResetCode::Malformed),
-                },
-                Err(_) => return primary.remove_secondary(&link),
-            },
+    let mut accepted = 0_usize;
+    while let Ok((header, stream)) = link.accept_stream().await {
+        match header.purpose() {
+            Some(StreamPurpose::Service | StreamPurpose::Node) => {
+                handler.serve(header, stream);
+                accepted = accepted.wrapping_add(1);
+                if accepted.is_multiple_of(STREAMS_AT_ONCE) {
+                    tokio::task::yield_now().await;
+                }
+            }
+            _ => stream.refuse(ResetCode::Malformed),
         }
     }
+    primary.remove_secondary(&link);
 }
 
 async fn closed(link: Option<&Link>) {

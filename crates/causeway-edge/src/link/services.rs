@@ -10,7 +10,7 @@ use bytes::Bytes;
 use causeway_channel::link::{ResetCode, Stream, StreamHeader};
 use causeway_channel::session::TransportPreference;
 use causeway_channel::wire::control::{
-    EdgeMessage, HeldNetmap, NetmapAck, SpoolAck, SpoolBatch, TunnelReport,
+    EdgeMessage, HeldNetmap, NeighbourQuery, NetmapAck, SpoolAck, SpoolBatch, TunnelReport,
 };
 use tokio::sync::watch;
 
@@ -50,9 +50,19 @@ pub trait SpoolFeed: Send {
     fn next(&mut self) -> LinkFuture<'_, SpoolBatch>;
 }
 
+/// Asks the cloud for members of large communities.
+pub trait NeighbourAsker: Send + Sync {
+    /// The sites of the peers in the netmap in force, for hello.
+    fn neighbours(&self) -> Vec<String>;
+
+    /// The next questions, when there are some. May be dropped and called again.
+    fn next(&self) -> LinkFuture<'_, NeighbourQuery>;
+}
+
 /// Serves the streams that the cloud opens. The control stream and probes are handled before.
 pub trait CloudStreamHandler: Send + Sync {
-    fn serve(&self, header: StreamHeader, stream: Stream) -> LinkFuture<'static, ()>;
+    /// Starts to serve a stream. Returns at once.
+    fn serve(&self, header: StreamHeader, stream: Stream);
 }
 
 /// All users of the link.
@@ -61,8 +71,11 @@ pub struct LinkServices {
     pub netmaps: Arc<dyn NetmapHandler>,
     pub spool: Arc<dyn SpoolQueue>,
     pub streams: Arc<dyn CloudStreamHandler>,
+    pub neighbours: Arc<dyn NeighbourAsker>,
     /// The tunnel of this gateway, for hello. None: it has none.
     pub tunnel: Option<TunnelReport>,
+    /// Planes that the configuration switches off, for hello.
+    pub switched_off: Vec<String>,
 }
 
 impl LinkServices {
@@ -72,7 +85,9 @@ impl LinkServices {
             netmaps: Arc::new(Nothing),
             spool: Arc::new(Nothing),
             streams: Arc::new(Nothing),
+            neighbours: Arc::new(Nothing),
             tunnel: None,
+            switched_off: Vec::new(),
         }
     }
 }
@@ -108,8 +123,18 @@ impl SpoolFeed for Nothing {
     }
 }
 
+impl NeighbourAsker for Nothing {
+    fn neighbours(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn next(&self) -> LinkFuture<'_, NeighbourQuery> {
+        Box::pin(std::future::pending())
+    }
+}
+
 impl CloudStreamHandler for Nothing {
-    fn serve(&self, _: StreamHeader, stream: Stream) -> LinkFuture<'static, ()> {
-        Box::pin(async move { stream.refuse(ResetCode::NotAllowed) })
+    fn serve(&self, _: StreamHeader, stream: Stream) {
+        stream.refuse(ResetCode::NotAllowed);
     }
 }

@@ -28,9 +28,9 @@ use super::services::{LinkFuture, LinkServices, SpoolFeed};
 /// A command to a session.
 #[derive(Debug)]
 pub enum LinkCommand {
-    Say(EdgeMessage),
-    /// A ping. `LinkEvent::Asked` reports that it was handed to the link.
-    Ask(EdgeMessage),
+    Send(EdgeMessage),
+    /// A ping. `LinkEvent::PingSent` reports that it was handed to the link.
+    Ping(EdgeMessage),
     /// Another session took over: end when the open streams have ended, or at that moment.
     Linger(std::time::Instant),
     Close(CloseCode),
@@ -42,14 +42,14 @@ pub enum LinkEvent {
     /// The link is established; sent by the handshake.
     Dialed,
     /// A ping was handed to the link, and the link was polled since.
-    Asked,
+    PingSent,
     Drain(DrainNotice),
     Endpoints(EndpointUpdate),
     Hint(ReconnectHint),
 }
 
 /// The interval at which a lingering link is checked for open streams.
-const LINGER_LOOK: Duration = Duration::from_millis(200);
+const LINGER_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The control stream itself.
 const OWN_STREAMS: u64 = 1;
 /// Messages waiting to be written; beyond it the session stops reading until the link has taken some.
@@ -60,7 +60,7 @@ const STREAMS_AT_ONCE: usize = 64;
 /// Messages of the driver of the secondary link that wait for their turn.
 const PATH_MESSAGES_MAX: usize = 4;
 /// The time within which the last messages of a closing session must be sent.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
 pub struct EdgeSessionLoop {
     id: LinkId,
@@ -71,7 +71,7 @@ pub struct EdgeSessionLoop {
     events: mpsc::Sender<(LinkId, LinkEvent)>,
     lingers_until: Option<Instant>,
     /// The answer to a netmap that is being written to disk. The cloud sends one at a time.
-    taking: Option<LinkFuture<'static, EdgeMessage>>,
+    storing_netmap: Option<LinkFuture<'static, EdgeMessage>>,
     later_acks: watch::Receiver<Option<NetmapAck>>,
     feed: Box<dyn SpoolFeed>,
     streams: JoinSet<()>,
@@ -115,7 +115,7 @@ impl EdgeSessionLoop {
             false => later_acks.mark_changed(),
         }
         let EstablishedSession { link, reader, writer, .. } = greeted;
-        let (lingers_until, taking, mut streams) = (None, None, JoinSet::new());
+        let (lingers_until, storing_netmap, mut streams) = (None, None, JoinSet::new());
         let (sender, messages) = mpsc::channel(PATH_MESSAGES_MAX);
         let (reports, lingers) = (watch::Sender::new(PathStats::default()), CancellationToken::new());
         if let Some(SecondaryParts { control, dialer, join }) = secondary {
@@ -143,7 +143,7 @@ impl EdgeSessionLoop {
             services,
             events,
             lingers_until,
-            taking,
+            storing_netmap,
             later_acks,
             feed,
             streams,
@@ -155,63 +155,66 @@ impl EdgeSessionLoop {
 
     /// Runs until the link ends; returns the reason.
     pub async fn run(mut self, mut commands: mpsc::Receiver<LinkCommand>) -> CloseReason {
-        let ended = self.talk(&mut commands).await;
-        if let Some(taking) = self.taking.take() {
+        let ended = self.run_loop(&mut commands).await;
+        if let Some(storing_netmap) = self.storing_netmap.take() {
             // A netmap that is being written is written to the end; the next session reports the result.
-            taking.await;
+            storing_netmap.await;
         }
         self.link.close(ended.clone());
         ended
     }
 
-    async fn talk(&mut self, commands: &mut mpsc::Receiver<LinkCommand>) -> CloseReason {
+    async fn run_loop(&mut self, commands: &mut mpsc::Receiver<LinkCommand>) -> CloseReason {
         loop {
             let lingers = self.lingers_until;
             tokio::select! {
                 biased;
                 command = commands.recv() => match command {
-                    Some(LinkCommand::Say(message)) => self.say(message),
-                    Some(LinkCommand::Ask(message)) => {
-                        self.say(message);
-                        // Written now, if the link takes it; a failure is met again with the next write.
+                    Some(LinkCommand::Send(message)) => self.send(message),
+                    Some(LinkCommand::Ping(message)) => {
+                        self.send(message);
+                        // Written now if the link accepts it; an error is returned again by the next write.
                         tokio::select! {
                             biased;
                             _ = self.writer.drain() => {}
                             () = std::future::ready(()) => {}
                         }
                         tokio::task::yield_now().await;
-                        self.tell(LinkEvent::Asked).await;
+                        self.emit_event(LinkEvent::PingSent).await;
                     }
                     Some(LinkCommand::Linger(until)) => {
                         self.lingers_until = Some(until.into());
                         self.secondary.lingers.cancel();
                     }
-                    Some(LinkCommand::Close(code)) => return self.last_words(code).await,
-                    None => return self.last_words(CloseCode::Done).await,
+                    Some(LinkCommand::Close(code)) => return self.flush_and_close(code).await,
+                    None => return self.flush_and_close(CloseCode::Done).await,
                 },
                 closed = self.link.closed() => return closed.reason,
                 written = self.writer.drain(), if !self.writer.is_empty() => if let Err(error) = written {
-                    return self.broken(&error).await;
+                    return self.close_reason_of_error(&error).await;
                 },
-                heard = self.reader.next(), if self.writer.len() < WAITING_MAX => match heard {
-                    Ok(Some(message)) => self.hear(message).await,
-                    Ok(None) => return self.gone().await,
-                    Err(error) => return self.broken(&error).await,
+                received = self.reader.next(), if self.writer.len() < WAITING_MAX => match received {
+                    Ok(Some(message)) => self.handle_message(message).await,
+                    Ok(None) => return self.close_reason_of_link().await,
+                    Err(error) => return self.close_reason_of_error(&error).await,
                 },
-                answer = taken(&mut self.taking) => {
-                    self.taking = None;
-                    self.say(answer);
+                answer = netmap_answer(&mut self.storing_netmap) => {
+                    self.storing_netmap = None;
+                    self.send(answer);
                 }
                 ack = next_ack(&mut self.later_acks), if lingers.is_none() => {
-                    self.say(EdgeMessage { says: Some(EdgeMessageBody::NetmapAck(ack)) });
+                    self.send(EdgeMessage { body: Some(EdgeMessageBody::NetmapAck(ack)) });
                 }
-                batch = self.feed.next(), if lingers.is_none() => self.say(batch.into()),
-                Some(message) = self.secondary.messages.recv(), if self.writer.len() < WAITING_MAX => self.say(message),
+                batch = self.feed.next(), if lingers.is_none() => self.send(batch.into()),
+                Some(message) = self.secondary.messages.recv(), if self.writer.len() < WAITING_MAX => self.send(message),
+                query = self.services.neighbours.next(), if lingers.is_none() && self.writer.len() < WAITING_MAX => {
+                    self.send(query.into());
+                }
                 Some(_) = self.streams.join_next() => {}
                 accepted = self.link.accept_stream() => if let Ok((header, stream)) = accepted {
                     self.accepted = self.accepted.wrapping_add(1);
                     if self.accepted.is_multiple_of(STREAMS_AT_ONCE) {
-                        // Those that were begun get their first turn, and the link its own, before more are.
+                        // Lets the spawned streams and the link run before more streams are accepted.
                         tokio::task::yield_now().await;
                     }
                     match header.purpose() {
@@ -223,48 +226,46 @@ impl EdgeSessionLoop {
                             })),
                             Err(_) => stream.refuse(ResetCode::Limit),
                         },
-                        _ => {
-                            self.streams.spawn(self.services.streams.serve(header, stream));
-                        }
+                        _ => self.services.streams.serve(header, stream),
                     }
                 },
-                () = look(lingers) => if self.is_over() {
+                () = linger_timer(lingers) => if self.is_over() {
                     return CloseReason::new(CloseCode::Done, "another session took over");
                 },
             }
         }
     }
 
-    async fn hear(&mut self, message: CloudMessage) {
-        match message.says {
+    async fn handle_message(&mut self, message: CloudMessage) {
+        match message.body {
             Some(CloudMessageBody::Netmap(update))
-                if self.taking.is_none() && self.lingers_until.is_none() =>
+                if self.storing_netmap.is_none() && self.lingers_until.is_none() =>
             {
-                self.taking = Some(self.services.netmaps.take(update.update));
+                self.storing_netmap = Some(self.services.netmaps.take(update.update));
             }
             Some(CloudMessageBody::SpoolAck(ack)) => self.services.spool.handle_ack(ack),
-            Some(CloudMessageBody::Drain(drain)) => self.tell(LinkEvent::Drain(drain)).await,
-            Some(CloudMessageBody::Endpoints(update)) => self.tell(LinkEvent::Endpoints(update)).await,
-            Some(CloudMessageBody::Hint(hint)) => self.tell(LinkEvent::Hint(hint)).await,
+            Some(CloudMessageBody::Drain(drain)) => self.emit_event(LinkEvent::Drain(drain)).await,
+            Some(CloudMessageBody::Endpoints(update)) => self.emit_event(LinkEvent::Endpoints(update)).await,
+            Some(CloudMessageBody::Hint(hint)) => self.emit_event(LinkEvent::Hint(hint)).await,
             Some(CloudMessageBody::Path(PathReport { acknowledged_bytes, lost_bytes })) => {
                 self.secondary.reports.send_replace(PathStats { acknowledged_bytes, lost_bytes });
             }
             // A pong has done its work by arriving.
             Some(CloudMessageBody::Pong(_)) => {}
             // A second welcome, a second netmap before the first is answered, or a message of a newer cloud.
-            other => tracing::debug!(?other, "the cloud says something that is not expected now"),
+            other => tracing::debug!(?other, "unexpected message from the cloud"),
         }
     }
 
-    fn say(&mut self, message: EdgeMessage) {
+    fn send(&mut self, message: EdgeMessage) {
         match encode_edge(message) {
             Ok(frame) => self.writer.push(frame),
             Err(error) => tracing::error!(%error, "a message to the cloud is too long and was dropped"),
         }
     }
 
-    // The supervisor always takes its events, and ends this task when it ends itself.
-    async fn tell(&mut self, event: LinkEvent) {
+    // The supervisor always receives the events, and aborts this task when it ends.
+    async fn emit_event(&mut self, event: LinkEvent) {
         let _ = self.events.send((self.id, event)).await;
     }
 
@@ -273,33 +274,33 @@ impl EdgeSessionLoop {
         due || self.link.stats().streams_open <= OWN_STREAMS
     }
 
-    async fn last_words(&mut self, code: CloseCode) -> CloseReason {
-        let _ = tokio::time::timeout(LAST_WORDS, self.writer.drain()).await;
+    async fn flush_and_close(&mut self, code: CloseCode) -> CloseReason {
+        let _ = tokio::time::timeout(CLOSE_FLUSH_TIMEOUT, self.writer.drain()).await;
         CloseReason::new(code, "")
     }
 
-    // The close reason of the link says more than that of the stream, but may arrive a moment later.
-    async fn gone(&mut self) -> CloseReason {
-        match tokio::time::timeout(LAST_WORDS, self.link.closed()).await {
+    // The close reason of the link is more precise than that of the stream, but may arrive a moment later.
+    async fn close_reason_of_link(&mut self) -> CloseReason {
+        match tokio::time::timeout(CLOSE_FLUSH_TIMEOUT, self.link.closed()).await {
             Ok(closed) => closed.reason,
             Err(_) => CloseReason::new(CloseCode::Malformed, "the control stream ended"),
         }
     }
 
-    async fn broken(&mut self, error: &ControlError) -> CloseReason {
+    async fn close_reason_of_error(&mut self, error: &ControlError) -> CloseReason {
         tracing::debug!(error = error as &dyn std::error::Error, "the control stream broke");
         match error {
             ControlError::TooLong { .. } | ControlError::Malformed(_) => {
                 CloseReason::new(CloseCode::Malformed, error.to_string())
             }
-            _ => self.gone().await,
+            _ => self.close_reason_of_link().await,
         }
     }
 }
 
-async fn taken(taking: &mut Option<LinkFuture<'static, EdgeMessage>>) -> EdgeMessage {
-    match taking {
-        Some(taking) => taking.await,
+async fn netmap_answer(storing_netmap: &mut Option<LinkFuture<'static, EdgeMessage>>) -> EdgeMessage {
+    match storing_netmap {
+        Some(storing_netmap) => storing_netmap.await,
         None => std::future::pending().await,
     }
 }
@@ -314,11 +315,11 @@ async fn next_ack(acks: &mut watch::Receiver<Option<NetmapAck>>) -> NetmapAck {
     std::future::pending().await
 }
 
-async fn look(lingers_until: Option<Instant>) {
+async fn linger_timer(lingers_until: Option<Instant>) {
     match lingers_until {
         Some(until) => tokio::select! {
             () = sleep_until(until) => {}
-            () = sleep(LINGER_LOOK) => {}
+            () = sleep(LINGER_CHECK_INTERVAL) => {}
         },
         None => std::future::pending().await,
     }

@@ -68,13 +68,14 @@ impl NetmapFiles {
         make_folder(folder).map_err(failed(folder, "made"))?;
         remove_leftovers(folder);
         let [a, b] = PLACES.map(|place| read(&folder.join(place)));
-        let is_b_newest = b.as_ref().map(Netmap::generation) > a.as_ref().map(Netmap::generation);
+        let order = |netmap: &Netmap| netmap.stamp().order();
+        let is_b_newest = b.as_ref().map(order) > a.as_ref().map(order);
         let next = if is_b_newest { 0 } else { 1 };
         let newest = if is_b_newest { b } else { a };
         let withdrawn = || PLACES.iter().filter_map(|place| read(&withdrawn_path(folder, place)));
         let found = match newest {
             Some(netmap) => Found::Netmap(Arc::new(netmap)),
-            None => match withdrawn().max_by_key(Netmap::generation) {
+            None => match withdrawn().max_by_key(order) {
                 Some(netmap) => Found::Withdrawn(Arc::new(netmap)),
                 None => Found::Nothing,
             },
@@ -99,7 +100,7 @@ impl NetmapFiles {
             written = self.replace(&mut stored, netmap, &encoded);
         }
         let Err(error) = written else { return Ok(()) };
-        let left = self.leave(&mut stored, netmap);
+        let left = self.withdraw_if_too_permissive(&mut stored, netmap);
         Err(format!("the netmap in force cannot be written to {}: {error}; {left}", self.folder.display()))
     }
 
@@ -115,7 +116,7 @@ impl NetmapFiles {
 
     /// Makes sure that the stored netmap does not grant again what `in_force` takes away. Returns what a
     /// restart would find.
-    fn leave(&self, stored: &mut Stored, in_force: &Netmap) -> String {
+    fn withdraw_if_too_permissive(&self, stored: &mut Stored, in_force: &Netmap) -> String {
         const NOTHING: &str = "after a restart nothing is forwarded until the cloud is reached";
         let Some(newest) = stored.newest.clone() else { return NOTHING.to_owned() };
         let generation = newest.generation();
@@ -199,7 +200,7 @@ fn read(path: &Path) -> Option<Netmap> {
 /// running.
 pub fn persisted(data_dir: &Path) -> Option<Netmap> {
     let whole = |place: &str| decode(&fs::read(data_dir.join(FOLDER).join(place)).ok()?).ok();
-    PLACES.into_iter().filter_map(whole).max_by_key(Netmap::generation)
+    PLACES.into_iter().filter_map(whole).max_by_key(|netmap| netmap.stamp().order())
 }
 
 pub fn encode(netmap: &Netmap) -> Vec<u8> {

@@ -19,6 +19,22 @@ fn whole(netmap: &Netmap) -> Bytes {
 }
 
 #[tokio::test]
+async fn of_two_turns_of_one_generation_the_later_is_there_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let keeper = NetmapKeeper::open(folder.path(), None).unwrap();
+    // Each of the two places is the later one once.
+    for turn in 1..4 {
+        let new = Netmap::clone(&netmap(7, turn as usize)).at_turn(turn);
+        let reply = keeper.handle(whole(&new)).await;
+        assert!(matches!(reply, EdgeMessageBody::NetmapAck(_)), "{reply:?}");
+        assert_eq!(keeper.held().unwrap().turn, turn);
+        assert_eq!(persisted(folder.path()).unwrap().stamp(), new.stamp());
+        let found = NetmapFiles::open(&folder.path().join(FOLDER)).unwrap().1;
+        assert_eq!(found, Found::Netmap(Arc::new(new)));
+    }
+}
+
+#[tokio::test]
 async fn what_was_acknowledged_is_there_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let data_dir = folder.path();

@@ -25,7 +25,7 @@ use crate::link::{LinkFuture, SpoolFeed, SpoolQueue};
 const COMMANDS_MAX: usize = 4096;
 const MEMORY_BYTES_MAX: usize = 4 << 20;
 /// Records of this period share one sync. No caller waits for them, and syncs wear out flash.
-const GATHER: Duration = Duration::from_millis(200);
+const SYNC_BATCH_DELAY: Duration = Duration::from_millis(200);
 
 /// The numbers of waiting and of lost records, for status and metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Spool {
         let (tell, stats) = watch::channel(SpoolStats::default());
         let worker = Worker { queue, limits, memory: memory.clone(), show, tell, failing: false };
         let thread =
-            std::thread::Builder::new().name("upstream".to_owned()).spawn(move || worker.run(&received))?;
+            std::thread::Builder::new().name("spool".to_owned()).spawn(move || worker.run(&received))?;
         let inner = Inner {
             commands: Mutex::new(Some(commands)),
             thread: Mutex::new(Some(thread)),
@@ -121,7 +121,8 @@ impl Spool {
     /// EServices.
     pub fn report_problems(&self, software: &str, told: &Problems) {
         let status = serde_json::json!({
-            "software": software, "regrets": told.regrets, "backends": told.backends, "tunnel": told.tunnel, "offline": told.offline,
+            "software": software, "regrets": told.gateway, "backends": told.backends, "tunnel": told.tunnel, "offline": told.offline,
+            "budget": told.budget,
         });
         self.append(SpoolRecordKind::Status, status.to_string().into_bytes());
     }
@@ -227,7 +228,7 @@ impl Worker {
     }
 
     fn gather(&mut self, commands: &Receiver<Command>) {
-        let end = Instant::now() + GATHER;
+        let end = Instant::now() + SYNC_BATCH_DELAY;
         loop {
             match commands.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(command) => {

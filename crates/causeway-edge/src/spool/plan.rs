@@ -30,7 +30,7 @@ impl Default for SpoolLimits {
 const SEGMENTS: u64 = 16;
 
 impl SpoolLimits {
-    /// Is more than a quarter used? Then a client may fill only its share of the rest.
+    /// Returns true if more than a quarter is used: a client may then fill only its share of the rest.
     pub fn is_pressed(&self, waiting: u64, bytes: u64) -> bool {
         waiting > self.records_max / 4 || bytes > self.bytes_max / 4
     }
@@ -249,7 +249,7 @@ impl SpoolPlan {
         self.in_flight.is_some()
     }
 
-    /// Is this the answer to the batch in flight, to the record?
+    /// Returns true if this is the answer to exactly the batch in flight.
     pub fn is_expected(&self, seq: u64) -> bool {
         self.in_flight.is_some_and(|batch| batch.last == seq)
     }

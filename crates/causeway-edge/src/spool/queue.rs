@@ -82,7 +82,7 @@ pub enum AppendError {
 
 /// The position of the next unsent record, so that reading continues where it stopped.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct SpoolPosition {
     segment: u64,
     offset: u64,
 }
@@ -105,8 +105,8 @@ pub struct SpoolFile {
     state: Option<SpoolStateFile>,
     current: Option<Current>,
     unsynced: bool,
-    place: Option<Place>,
-    sent_up_to: Option<Place>,
+    position: Option<SpoolPosition>,
+    sent_up_to: Option<SpoolPosition>,
 }
 
 impl SpoolFile {
@@ -135,7 +135,7 @@ impl SpoolFile {
             state,
             current: None,
             unsynced: false,
-            place: None,
+            position: None,
             sent_up_to: None,
         };
         queue.current = queue.open_newest()?;
@@ -164,7 +164,7 @@ impl SpoolFile {
         self.plan.lost()
     }
 
-    /// Does a batch wait for its acknowledgement?
+    /// Returns true if a batch waits for its acknowledgement.
     pub fn is_in_flight(&self) -> bool {
         self.plan.is_in_flight()
     }
@@ -245,7 +245,7 @@ impl SpoolFile {
         let expected = self.plan.is_expected(seq);
         let folder = &self.folder;
         self.plan.handle_acknowledged(seq, |first| count_above(&path_of(folder, first), seq).unwrap_or(0));
-        self.place = if expected { self.sent_up_to } else { None };
+        self.position = if expected { self.sent_up_to } else { None };
         self.save_state();
         self.remove_finished();
         Ok(())
@@ -253,8 +253,8 @@ impl SpoolFile {
 
     fn read_batch(&mut self, acknowledged: u64) -> io::Result<Option<SpoolReadBatch>> {
         let Some(segment) = self.plan.oldest_waiting() else { return Ok(None) };
-        let offset = match self.place {
-            Some(place) if place.segment == segment.first => place.offset,
+        let offset = match self.position {
+            Some(position) if position.segment == segment.first => position.offset,
             _ => 0,
         };
         let mut reader = SegmentReader::open(&path_of(&self.folder, segment.first), offset)?;
@@ -282,7 +282,7 @@ impl SpoolFile {
         if is_at_end {
             self.plan.handle_damaged(segment.first, entries.len() as u64);
         }
-        self.sent_up_to = Some(Place { segment: segment.first, offset });
+        self.sent_up_to = Some(SpoolPosition { segment: segment.first, offset });
         if entries.is_empty() {
             self.remove_finished();
             return Ok(None);

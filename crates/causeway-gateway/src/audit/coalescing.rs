@@ -74,7 +74,7 @@ impl Coalescing {
     }
 
     /// Writes the counts of windows that have ended.
-    pub fn tell(&self, now: Instant) {
+    pub fn flush_ended(&self, now: Instant) {
         let due = self.lock().repeats.due(now);
         self.record_coalesced(due);
     }
@@ -248,7 +248,7 @@ mod tests {
                 coalescing.record_at(record(&client, "web", AuditDecision::Deny), time, now);
             }
             coalescing.record_at(record("10.0.0.7:1", "web", AuditDecision::Allow), time, now);
-            coalescing.tell(now);
+            coalescing.flush_ended(now);
         }
         coalescing.tell_all();
         let records = book.records.lock().unwrap();

@@ -9,7 +9,7 @@ fn rules(allow: &[&str], deny: &[&str]) -> DialRules {
     DialRules { allow: parse(allow), deny: parse(deny) }
 }
 
-fn own(listeners: &[(&'static str, Transport, &str)]) -> OwnListeners {
+fn own(listeners: &[(&'static str, SocketProtocol, &str)]) -> OwnListeners {
     let own = OwnListeners::default();
     for (name, transport, address) in listeners {
         own.keep(name, *transport, address.parse().unwrap());
@@ -25,20 +25,20 @@ fn here(ip: IpAddr) -> bool {
 #[test]
 fn a_gateway_never_dials_its_own_listeners() {
     let own = own(&[
-        ("admin", Transport::Tcp, "127.0.0.1:7445"),
-        ("api", Transport::Tcp, "0.0.0.0:7443"),
-        ("channel", Transport::Udp, "[::]:7444"),
-        ("channel", Transport::Tcp, "[::]:7444"),
-        ("presence", Transport::Tcp, "198.18.0.1:80"),
+        ("admin", SocketProtocol::Tcp, "127.0.0.1:7445"),
+        ("api", SocketProtocol::Tcp, "0.0.0.0:7443"),
+        ("channel", SocketProtocol::Udp, "[::]:7444"),
+        ("channel", SocketProtocol::Tcp, "[::]:7444"),
+        ("presence", SocketProtocol::Tcp, "198.18.0.1:80"),
     ]);
     // Own listeners are denied even when the configuration allows every address.
     let anything = rules(&["0.0.0.0/0", "::/0", "0.0.0.0", "::", "127.0.0.1:7445"], &[]);
-    let check = |transport: Transport, address: &str, expected: Option<&'static str>| {
-        let found = judge(&anything, &own.registered(), here, transport, address.parse().unwrap());
+    let check = |transport: SocketProtocol, address: &str, expected: Option<&'static str>| {
+        let found = check_address(&anything, &own.registered(), here, transport, address.parse().unwrap());
         let expected = expected.map_or(Ok(()), |name| Err(Denied::OwnListener { name }));
         assert_eq!(found, expected, "{transport:?} {address}");
     };
-    use Transport::{Tcp, Udp};
+    use SocketProtocol::{Tcp, Udp};
     check(Tcp, "127.0.0.1:7445", Some("admin"));
     check(Tcp, "[::ffff:127.0.0.1]:7445", Some("admin"));
     check(Tcp, "0.0.0.0:7445", Some("admin"));
@@ -63,14 +63,24 @@ fn a_gateway_never_dials_its_own_listeners() {
 }
 
 #[test]
+fn no_address_is_dialled_while_services_are_switched_off() {
+    let dialer = BackendDialer::new(DialRules::default(), OwnListeners::default());
+    let address = "10.0.0.5:80".parse().unwrap();
+    assert_eq!(dialer.check(SocketProtocol::Tcp, address), Ok(()));
+    assert_eq!(dialer.switched_off(true).check(SocketProtocol::Tcp, address), Err(Denied::SwitchedOff));
+}
+
+#[test]
 fn special_addresses_only_when_allowed_and_others_unless_denied() {
     let check = |allow: &[&str], deny: &[&str], address: &str, expected: &str| {
-        let found = judge(&rules(allow, deny), &[], here, Transport::Tcp, address.parse().unwrap());
+        let found =
+            check_address(&rules(allow, deny), &[], here, SocketProtocol::Tcp, address.parse().unwrap());
         let found = match &found {
             Ok(()) => "dialled",
             Err(Denied::Special { kind }) => kind,
             Err(Denied::Configured) => "denied",
             Err(Denied::OwnListener { name }) => name,
+            Err(Denied::SwitchedOff) => "switched off",
         };
         assert_eq!(found, expected, "{address} with allow {allow:?}, deny {deny:?}");
     };
@@ -174,7 +184,7 @@ async fn what_is_denied_is_not_dialled_and_the_reason_is_kept() {
     let own = OwnListeners::default();
     let dialer = BackendDialer::new(DialRules::default(), own.clone());
     dialer.connect_tcp(address).await.unwrap();
-    let registered = own.register("admin", Transport::Tcp, address);
+    let registered = own.register("admin", SocketProtocol::Tcp, address);
     let error =
         dialer.connect_first([address, "169.254.169.254:80".parse().unwrap(), address]).await.unwrap_err();
     assert_eq!(Denied::of(&error), Some(&Denied::OwnListener { name: "admin" }));
@@ -182,9 +192,9 @@ async fn what_is_denied_is_not_dialled_and_the_reason_is_kept() {
     drop(registered);
     dialer.connect_tcp(address).await.unwrap();
     // A listener on all addresses is found at every address of this host.
-    let _wild = own.register("api", Transport::Tcp, ([0, 0, 0, 0], address.port()).into());
+    let _wild = own.register("api", SocketProtocol::Tcp, ([0, 0, 0, 0], address.port()).into());
     for local in getifaddrs::getifaddrs().unwrap().filter_map(|found| found.address.ip_addr()) {
-        let found = dialer.check(Transport::Tcp, SocketAddr::new(local, address.port()));
+        let found = dialer.check(SocketProtocol::Tcp, SocketAddr::new(local, address.port()));
         if local.is_ipv4() {
             assert_eq!(found, Err(Denied::OwnListener { name: "api" }), "{local}");
         }
@@ -231,20 +241,20 @@ proptest! {
     fn an_address_and_its_mapped_form_are_judged_alike(octets: [u8; 4], port: u16, deny: bool) {
         let ip = Ipv4Addr::from(octets);
         let rules = if deny { rules(&[], &["128.0.0.0/1"]) } else { rules(&["169.254.0.0/17"], &[]) };
-        let judge = |ip: IpAddr| judge(&rules, &[], here, Transport::Tcp, SocketAddr::new(ip, port));
-        prop_assert_eq!(judge(ip.into()), judge(ip.to_ipv6_mapped().into()));
+        let check = |ip: IpAddr| check_address(&rules, &[], here, SocketProtocol::Tcp, SocketAddr::new(ip, port));
+        prop_assert_eq!(check(ip.into()), check(ip.to_ipv6_mapped().into()));
     }
 
     #[test]
     fn denied_everywhere_is_denied_and_a_listener_of_ours_is_never_dialled(ip in any_ip(), port in 1u16..) {
         let address = SocketAddr::new(ip, port);
         let everywhere = rules(&[], &["0.0.0.0/0", "::/0"]);
-        prop_assert!(judge(&everywhere, &[], here, Transport::Tcp, address).is_err());
+        prop_assert!(check_address(&everywhere, &[], here, SocketProtocol::Tcp, address).is_err());
         let own = OwnListeners::default();
-        own.keep("x", Transport::Tcp, address);
+        own.keep("x", SocketProtocol::Tcp, address);
         let anything = rules(&["0.0.0.0/0", "::/0", "169.254.0.0/16", "fe80::/10"], &[]);
         prop_assert_eq!(
-            judge(&anything, &own.registered(), here, Transport::Tcp, address),
+            check_address(&anything, &own.registered(), here, SocketProtocol::Tcp, address),
             Err(Denied::OwnListener { name: "x" })
         );
     }

@@ -68,7 +68,7 @@ pub fn answer(view: &NetmapView, client_location: DnsClient, name: &Name, kind: 
         return DnsAnswer::Refused;
     }
     let text = DnsName::new(&name.to_ascii());
-    let zone = Zone { view, name, text: text.as_str(), kind };
+    let zone = ZoneQuery { view, name, text: text.as_str(), kind };
     match &view.gateway {
         Some(gateway) => zone.answer(gateway),
         None if zone.is_ours() => DnsAnswer::NotYet,
@@ -76,8 +76,20 @@ pub fn answer(view: &NetmapView, client_location: DnsClient, name: &Name, kind: 
     }
 }
 
+/// Returns the site of a name `HOST.SITE.causeway.internal` whose hosts are not in the netmap because the site may be a member
+/// of a large community and is no peer yet. None: the netmap knows all hosts of the name's site.
+pub fn awaited_site(view: &NetmapView, name: &Name) -> Option<String> {
+    view.on_demand.as_ref()?;
+    let text = DnsName::new(&name.to_ascii());
+    let (host, site) = text.as_str().strip_suffix(ZONE)?.strip_suffix('.')?.split_once('.')?;
+    let is_known = |known: &str| known.eq_ignore_ascii_case(site);
+    let is_here = view.gateway.as_ref().is_some_and(|gateway| is_known(gateway.site.as_str()));
+    let is_peer = view.tunnel_peers.values().any(|peer| is_known(peer.site.as_str()));
+    (!host.is_empty() && !site.contains('.') && !is_here && !is_peer).then(|| site.to_owned())
+}
+
 /// One query against one netmap.
-struct Zone<'a> {
+struct ZoneQuery<'a> {
     view: &'a NetmapView,
     name: &'a Name,
     /// The name in lower case, without a trailing dot.
@@ -85,7 +97,7 @@ struct Zone<'a> {
     kind: RecordType,
 }
 
-impl Zone<'_> {
+impl ZoneQuery<'_> {
     fn answer(&self, gateway: &GatewayEntry) -> DnsAnswer {
         match self.view.named(self.text) {
             Some(DnsNameTarget::Presence(service)) => match self.view.presences.get(service) {

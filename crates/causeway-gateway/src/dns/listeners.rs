@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::dial::{OwnListener, OwnListeners, Transport};
+use crate::dial::{OwnListener, OwnListeners, SocketProtocol};
 
 use super::server::{DnsFrontend, serve_connections, serve_datagrams};
 
@@ -108,7 +108,7 @@ impl DnsListeners {
         tasks.spawn(serve_datagrams(self.frontend.clone(), socket, stop.clone()));
         tasks.spawn(serve_connections(self.frontend.clone(), listener, stop.clone()));
         tracing::info!(address = %bound, "DNS listener bound");
-        let own = [Transport::Udp, Transport::Tcp]
+        let own = [SocketProtocol::Udp, SocketProtocol::Tcp]
             .map(|transport| self.own_listeners.register("dns", transport, bound));
         self.open.insert(address, Listener { bound, stop, tasks, _own: own });
     }
@@ -165,18 +165,7 @@ mod tests {
         };
         assert_eq!(texts(None, &view), ["127.0.0.1:53", "[::1]:53"]);
         for (ip, last) in [("10.0.0.2", "10.0.0.2:53"), ("fd00::2", "[fd00::2]:53"), ("::1", "[::1]:53")] {
-            view.gateway = Some(GatewayEntry {
-                name: "g".into(),
-                site: "oslo".into(),
-                ip: ip.parse().ok(),
-                presence_cidrs: vec![],
-                priority: 0,
-                relay: false,
-                prefer: Default::default(),
-                drain: false,
-                tunnel_networks: Vec::new(),
-                mappings: Vec::new(),
-            });
+            view.gateway = Some(GatewayEntry { ip: ip.parse().ok(), ..GatewayEntry::named("g", "oslo") });
             assert_eq!(texts(None, &view).last().map(String::as_str), Some(last));
         }
         assert_eq!(texts(Some(&["127.0.0.1:5353".parse().unwrap()]), &view), ["127.0.0.1:5353"]);

@@ -19,11 +19,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{DnsAnswer, DnsClient, answer, client_location};
+use super::answer::{DnsAnswer, DnsClient, answer, awaited_site, client_location};
 use super::forward::Forwarder;
 use super::host_networks::HostNetworks;
 use super::message::{DnsQuery, DnsTransport, ParsedMessage, read};
 use super::metrics::{DnsMetrics, QueryOutcome};
+use crate::peer_requests::{PeerQuestion, PeerRequests};
 use crate::slots::{ClientSlot, ClientSlots};
 
 /// Queries are short; a longer message is not a query.
@@ -44,6 +45,7 @@ pub struct DnsFrontend {
     host_networks: watch::Receiver<HostNetworks>,
     forwarder: Forwarder,
     metrics: DnsMetrics,
+    peer_requests: Arc<PeerRequests>,
     connections: ClientSlots,
     far_connections: ClientSlots,
 }
@@ -61,12 +63,14 @@ impl DnsFrontend {
         host_networks: watch::Receiver<HostNetworks>,
         forwarder: Forwarder,
         metrics: DnsMetrics,
+        peer_requests: Arc<PeerRequests>,
     ) -> DnsFrontend {
         DnsFrontend {
             netmaps,
             host_networks,
             forwarder,
             metrics,
+            peer_requests,
             connections: ClientSlots::new(CONNECTIONS_MAX),
             far_connections: ClientSlots::new(FAR_CONNECTIONS_MAX),
         }
@@ -82,7 +86,13 @@ impl DnsFrontend {
             ParsedMessage::Nothing => return MessageAction::Nothing,
         };
         let view = self.netmaps.borrow().clone();
-        let answer = answer(&view, self.client_location(&view, client), query.name(), query.kind());
+        let mut answer = answer(&view, self.client_location(&view, client), query.name(), query.kind());
+        if let DnsAnswer::NoName { .. } = &answer
+            && let Some(site) = awaited_site(&view, query.name())
+        {
+            self.peer_requests.ask_for(client.ip().to_canonical(), PeerQuestion::Site(site));
+            answer = DnsAnswer::NotYet;
+        }
         self.metrics.count(over, QueryOutcome::of(&answer));
         tracing::debug!(%client, name = %query.name(), kind = %query.kind(), outcome = ?QueryOutcome::of(&answer), "answered a DNS query");
         match answer {

@@ -7,7 +7,7 @@ use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{PolicyLimits, PolicyName};
 
 use super::bucket::{BucketRate, TokenBucket};
-use super::{ByteDirection, LimitExceeded, LimitedEnd};
+use super::{ByteDirection, LimitedEnd};
 use crate::policy::PolicyRefusal;
 
 /// The burst of connections and requests. Less than a second, so that ten seconds admit at most five percent
@@ -18,11 +18,13 @@ const COUNT_BURST_FAR: Duration = Duration::from_secs(2);
 /// The time for which a busy machine may keep a task waiting for the processor: bytes of that time are not
 /// lost.
 const BYTE_BURST: Duration = Duration::from_millis(250);
-/// Turns are small, so that the connections of one subject alternate: fifty per second, if the rate allows
+/// The `Retry-After` of a rate of zero, which only an operator can lift.
+const RETRY_AFTER_NEVER: Duration = Duration::from_secs(60);
+/// Grants are small, so that the connections of one subject alternate: fifty per second, if the rate allows
 /// it.
-const TURNS_PER_SECOND: u64 = 50;
+const GRANTS_PER_SECOND: u64 = 50;
 /// The number of bytes that a connection copies at once anyway.
-const TURN_BYTES_MAX: u64 = 64 << 10;
+const GRANT_BYTES_MAX: u64 = 64 << 10;
 
 pub struct SubjectShare {
     policy: PolicyName,
@@ -67,16 +69,16 @@ impl SubjectShare {
         let moves_nothing =
             [used.limits.bytes_per_second_in, used.limits.bytes_per_second_out].contains(&Some(0));
         if moves_nothing && self.end == LimitedEnd::Near {
-            return Err(self.over("bytes per second"));
+            return Err(self.limit_refusal("bytes per second"));
         }
         if used.limits.connections.is_some_and(|max| used.connections >= self.connections_max(max)) {
-            return Err(self.over("connections"));
+            return Err(self.limit_refusal("connections"));
         }
         if let Some(rate) = used.limits.connections_per_second {
             let rate = BucketRate::new(rate, self.count_burst());
             used.new_connections
                 .try_take(1, rate, now)
-                .map_err(|_| self.over("new connections per second"))?;
+                .map_err(|_| self.limit_refusal("new connections per second"))?;
         }
         used.connections += 1;
         Ok(())
@@ -94,12 +96,12 @@ impl SubjectShare {
         let used = self.lock();
         let PolicyLimits { connections, bytes_per_second_in, bytes_per_second_out, .. } = used.limits;
         match connections == Some(0) {
-            true => Err(self.over("connections")),
+            true => Err(self.limit_refusal("connections")),
             false
                 if self.end == LimitedEnd::Near
                     && [bytes_per_second_in, bytes_per_second_out].contains(&Some(0)) =>
             {
-                Err(self.over("bytes per second"))
+                Err(self.limit_refusal("bytes per second"))
             }
             false => Ok(()),
         }
@@ -118,22 +120,26 @@ impl SubjectShare {
         used.new_connections.give_back(1);
     }
 
-    pub fn request(&self, now: Instant) -> Result<(), LimitExceeded> {
+    pub fn request(&self, now: Instant) -> Result<(), PolicyRefusal> {
         let mut used = self.lock();
         used.last = now;
         let Some(rate) = used.limits.requests_per_second else { return Ok(()) };
         let taken = used.requests.try_take(1, BucketRate::new(rate, self.count_burst()), now);
-        taken.map_err(|again| LimitExceeded { refusal: self.over("requests per second"), again })
+        taken.map_err(|wait| PolicyRefusal::Limit {
+            policy: self.policy.clone(),
+            what: "requests per second",
+            retry_after: Some(wait.unwrap_or(RETRY_AFTER_NEVER)),
+        })
     }
 
     pub fn undo_request(&self) {
         self.lock().requests.give_back(1);
     }
 
-    /// The maximum number of bytes in one turn. None: unlimited.
-    pub fn turn(&self, way: ByteDirection) -> Option<u64> {
+    /// The maximum number of bytes in one grant. None: unlimited.
+    pub fn max_bytes_per_grant(&self, way: ByteDirection) -> Option<u64> {
         let rate = self.lock().rate(way)?;
-        Some((rate / TURNS_PER_SECOND).clamp(1, TURN_BYTES_MAX))
+        Some((rate / GRANTS_PER_SECOND).clamp(1, GRANT_BYTES_MAX))
     }
 
     /// Takes `bytes` and returns the wait before they may move. None: they may not move at all under the
@@ -184,8 +190,8 @@ impl SubjectShare {
         }
     }
 
-    fn over(&self, what: &'static str) -> PolicyRefusal {
-        PolicyRefusal::Limit { policy: self.policy.clone(), what }
+    fn limit_refusal(&self, what: &'static str) -> PolicyRefusal {
+        PolicyRefusal::Limit { policy: self.policy.clone(), what, retry_after: None }
     }
 
     fn lock(&self) -> MutexGuard<'_, Used> {

@@ -1,8 +1,8 @@
 //! Limits over simulated time: admitted connections and requests, byte rates, and the order of turns.
 
 use causeway_netmap::{
-    DnsName, GatewayEntry, Generation, Netmap, NetmapEntry, NetmapView, PolicyEntry, PolicyLimits,
-    PresenceEntry, ServiceProtocol,
+    DnsName, GatewayEntry, Generation, NetmapEntry, NetmapView, PolicyEntry, PolicyLimits, PresenceEntry,
+    ServiceProtocol,
 };
 
 use super::*;
@@ -26,18 +26,7 @@ fn permit(limits: &[Option<PolicyLimits>]) -> Permit {
     let names: Vec<String> = (0..limits.len()).map(|number| format!("p{number}")).collect();
     let mut facts: Vec<NetmapEntry> =
         names.iter().zip(limits).map(|(name, limits)| policy(name, *limits)).collect();
-    facts.push(NetmapEntry::Gateway(GatewayEntry {
-        name: "oslo-1".into(),
-        site: "oslo".into(),
-        ip: None,
-        presence_cidrs: vec![],
-        priority: 0,
-        relay: false,
-        prefer: Default::default(),
-        drain: false,
-        tunnel_networks: Vec::new(),
-        mappings: Vec::new(),
-    }));
+    facts.push(NetmapEntry::Gateway(GatewayEntry::named("oslo-1", "oslo")));
     facts.push(NetmapEntry::Presence(PresenceEntry {
         service: "camera".into(),
         addresses: vec![],
@@ -48,9 +37,7 @@ fn permit(limits: &[Option<PolicyLimits>]) -> Permit {
         service_site: "berlin".into(),
         policies: names.iter().map(|name| name.as_str().into()).collect(),
     }));
-    let entries = facts.iter().map(NetmapEntry::encode).collect();
-    let view =
-        NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap());
+    let view = NetmapView::of_entries(Generation { epoch: 1, revision: 1 }, &facts).unwrap();
     may_use(&view, view.presences.get("camera").unwrap(), &who("anybody")).unwrap()
 }
 
@@ -68,7 +55,7 @@ fn connect(
 }
 
 fn over(policy: &str, what: &'static str) -> Option<PolicyRefusal> {
-    Some(PolicyRefusal::Limit { policy: policy.into(), what })
+    Some(PolicyRefusal::Limit { policy: policy.into(), what, retry_after: None })
 }
 
 #[test]
@@ -98,11 +85,9 @@ fn a_limit_of_nothing_allows_nothing() {
     check(PolicyLimits { bytes_per_second_in: Some(0), ..PolicyLimits::default() }, "bytes per second");
     check(PolicyLimits { bytes_per_second_out: Some(0), ..PolicyLimits::default() }, "bytes per second");
     let permit = permit(&[Some(PolicyLimits { requests_per_second: Some(0), ..PolicyLimits::default() })]);
-    let refused = table.request(LimitedEnd::Near, &permit, "camera", &who("a"), now).err().unwrap();
-    assert_eq!(
-        (refused.retry_after_seconds(), Some(refused.refusal)),
-        (60, over("p0", "requests per second"))
-    );
+    let refused = table.request(LimitedEnd::Near, &permit, "camera", &who("a"), now).err();
+    let (policy, what, retry_after) = ("p0".into(), "requests per second", Some(Duration::from_secs(60)));
+    assert_eq!(refused, Some(PolicyRefusal::Limit { policy, what, retry_after }));
 }
 
 /// Counts the arrivals, one every millisecond, that are admitted within ten seconds.

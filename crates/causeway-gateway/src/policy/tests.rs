@@ -1,8 +1,6 @@
 //! Tests of access decisions: which principals are allowed, and by which policy.
 
-use causeway_netmap::{
-    ExposureEntry, GatewayEntry, Generation, Netmap, NetmapEntry, ServiceProtocol, SubjectEntry,
-};
+use causeway_netmap::{ExposureEntry, GatewayEntry, Generation, NetmapEntry, ServiceProtocol, SubjectEntry};
 
 use super::*;
 
@@ -25,18 +23,7 @@ fn berlin() -> NetmapView {
         policies: policies.iter().map(|name| (*name).into()).collect(),
     };
     let facts = [
-        NetmapEntry::Gateway(GatewayEntry {
-            name: "gw".into(),
-            site: "berlin".into(),
-            ip: None,
-            presence_cidrs: vec![],
-            priority: 0,
-            relay: false,
-            prefer: Default::default(),
-            drain: false,
-            tunnel_networks: Vec::new(),
-            mappings: Vec::new(),
-        }),
+        NetmapEntry::Gateway(GatewayEntry::named("gw", "berlin")),
         NetmapEntry::Service(ServiceEntry {
             name: "camera".into(),
             port: 80,
@@ -65,14 +52,13 @@ fn berlin() -> NetmapView {
             policies: vec!["whole-site".into()],
         }),
     ];
-    let entries = facts.iter().map(NetmapEntry::encode).collect();
-    NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+    NetmapView::of_entries(Generation { epoch: 1, revision: 1 }, &facts).unwrap()
 }
 
 #[track_caller]
 fn check(site: &str, subject: &str, service: &str, expected: Result<&str, &str>) {
     let view = berlin();
-    let decided = who_from(&view, &site.into(), subject)
+    let decided = principal_of_peer(&view, &site.into(), subject)
         .and_then(|who| may_reach(&view, &service.into(), &who).map(|(_, permit)| permit));
     let decided = decided.as_ref().map(|permit| permit.rule().as_str()).map_err(PolicyRefusal::word);
     assert_eq!(decided, expected, "{subject} at {site} to {service}");
@@ -117,11 +103,14 @@ fn requests_are_held_to_the_rules_of_http() {
 fn a_client_is_known_by_its_address_also_when_it_is_written_as_ipv6() {
     let view = berlin();
     for ip in ["10.0.0.9", "::ffff:10.0.0.9"] {
-        let who = who_at(&view, ip.parse().unwrap()).unwrap();
+        let who = principal_at(&view, ip.parse().unwrap()).unwrap();
         assert_eq!((who.site.as_str(), who.server), ("berlin", Some("robot".into())));
     }
-    assert_eq!(who_at(&view, "10.0.0.10".parse().unwrap()).unwrap().server, None);
-    assert_eq!(who_at(&NetmapView::default(), "10.0.0.9".parse().unwrap()), Err(PolicyRefusal::NoNetmap));
+    assert_eq!(principal_at(&view, "10.0.0.10".parse().unwrap()).unwrap().server, None);
+    assert_eq!(
+        principal_at(&NetmapView::default(), "10.0.0.9".parse().unwrap()),
+        Err(PolicyRefusal::NoNetmap)
+    );
 }
 
 #[test]

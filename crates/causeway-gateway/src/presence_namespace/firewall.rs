@@ -1,7 +1,7 @@
 //! Checks whether the host's firewall forwards packets of other hosts to the presence namespace, for
 //! `causeway doctor`.
 //!
-//! `judge` is pure. Input: chains of the forward hook as `nft --json` lists them. Output: sentences with the
+//! `blocking_rules` is pure. Input: chains of the forward hook as `nft --json` lists them. Output: sentences with the
 //! remedy. Only certain findings are reported: a rule that cannot be evaluated here counts as one that may
 //! accept. `read` runs `nft`, bounded in time and bytes; rules of the legacy iptables are not seen.
 
@@ -21,7 +21,7 @@ const CHAINS_MAX: usize = 16;
 
 /// The path of a packet from another host to a presence.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Way {
+pub struct PresencePath {
     /// The interface by which it arrives, if known.
     pub entrance: Option<String>,
     /// The host's end of the veth.
@@ -69,17 +69,17 @@ async fn nft(arguments: &[&str]) -> Option<Value> {
 }
 
 /// Returns the rules that block new connections of other hosts to presences.
-pub fn judge(chains: &[Value], way: &Way) -> Vec<String> {
+pub fn blocking_rules(chains: &[Value], way: &PresencePath) -> Vec<String> {
     let is_v4 = way.network.addr().is_ipv4();
     let concerns = |family: &str| family == "inet" || family == if is_v4 { "ip" } else { "ip6" };
     let chains = chains.iter().filter(|chain| chain["family"].as_str().is_some_and(concerns));
-    chains.filter_map(|chain| judge_chain(chain, way)).collect()
+    chains.filter_map(|chain| blocking_rule(chain, way)).collect()
 }
 
-fn judge_chain(chain: &Value, way: &Way) -> Option<String> {
+fn blocking_rule(chain: &Value, way: &PresencePath) -> Option<String> {
     let word = |key: &str| chain[key].as_str().unwrap_or("?");
     let place = format!("{} {} {}", word("family"), word("table"), word("name"));
-    let Way { veth, network, .. } = way;
+    let PresencePath { veth, network, .. } = way;
     let fix = format!(
         "fix: nft insert rule {place} oifname \"{veth}\" accept; nft insert rule {place} iifname \"{veth}\" accept"
     );
@@ -111,7 +111,7 @@ fn judge_chain(chain: &Value, way: &Way) -> Option<String> {
 
 /// Tells whether a new TCP connection on this path matches one part of a rule. None: the part is no
 /// condition. Some(None): unknown.
-fn fits(part: &Value, way: &Way) -> Option<Option<bool>> {
+fn fits(part: &Value, way: &PresencePath) -> Option<Option<bool>> {
     // Parts that only count or log.
     if part.get("xt").is_some() {
         return Some(None);
@@ -189,8 +189,8 @@ mod tests {
 
     use super::*;
 
-    fn way() -> Way {
-        Way {
+    fn way() -> PresencePath {
+        PresencePath {
             entrance: Some("eth0".to_owned()),
             veth: "causeway0".to_owned(),
             network: "198.18.0.0/16".parse().unwrap(),
@@ -202,7 +202,7 @@ mod tests {
         let rules: Vec<Value> = rules.iter().map(|parts| json!({ "expr": parts })).collect();
         let chain = json!({"family": "inet", "table": "filter", "name": "forward", "hook": "forward",
             "policy": policy, "rules": rules});
-        let found = judge(&[chain], &way());
+        let found = blocking_rules(&[chain], &way());
         match expected {
             None => assert!(found.is_empty(), "{found:?}"),
             Some(part) => assert!(matches!(&found[..], [one] if one.contains(part)), "{found:?}"),
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn chains_of_another_family_do_not_count() {
         let chain = json!({"family": "ip6", "table": "t", "name": "f", "policy": "drop", "rules": []});
-        assert!(judge(&[chain], &way()).is_empty());
-        assert!(judge(&[json!({}), json!(7), Value::Null], &way()).is_empty());
+        assert!(blocking_rules(&[chain], &way()).is_empty());
+        assert!(blocking_rules(&[json!({}), json!(7), Value::Null], &way()).is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! Checks whether the host forwards packets of other hosts to the presence namespace. The setting is the
 //! operator's, so it is only read.
 //!
-//! `judge` is pure; `Forwarding::read` reads /proc. Clients on the host itself reach presences without
+//! `obstacles` is pure; `Forwarding::read` reads /proc. Clients on the host itself reach presences without
 //! forwarding.
 
 use std::path::Path;
@@ -44,7 +44,7 @@ fn is_on(path: &Path) -> Option<bool> {
 
 /// Returns the obstacles between other hosts of the site and the presences, one sentence each with the
 /// remedy. `interface` is where their packets arrive, if known: the interface with the gateway's address.
-pub fn judge(forwarding: &Forwarding, interface: Option<&str>, networks: &[IpNet]) -> Vec<String> {
+pub fn obstacles(forwarding: &Forwarding, interface: Option<&str>, networks: &[IpNet]) -> Vec<String> {
     let mut findings = Vec::new();
     let first = |is_v4: bool| networks.iter().find(|network| network.addr().is_ipv4() == is_v4);
     if let Some(network) = first(true) {
@@ -81,7 +81,7 @@ mod tests {
     ) {
         let v4 = v4.iter().map(|(name, is_on)| ((*name).to_owned(), *is_on)).collect();
         let networks: Vec<IpNet> = networks.iter().map(|network| network.parse().unwrap()).collect();
-        let found = judge(&Forwarding { v4, v6 }, interface, &networks);
+        let found = obstacles(&Forwarding { v4, v6 }, interface, &networks);
         assert_eq!(found.len(), expected.len(), "{found:?}");
         assert!(found.iter().zip(expected).all(|(found, part)| found.contains(part)), "{found:?}");
     }

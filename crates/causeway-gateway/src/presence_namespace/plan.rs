@@ -113,23 +113,15 @@ fn is_link_route(network: &IpNet) -> bool {
 #[cfg(test)]
 mod tests {
     use causeway_netmap::{
-        GatewayEntry, Generation, Netmap, NetmapEntry, PresenceEntry, PresenceIp, ServiceProtocol,
+        GatewayEntry, Generation, NetmapEntry, PresenceEntry, PresenceIp, ServiceProtocol,
     };
 
     use super::*;
 
     fn view(cidrs: &[&str], presences: &[&str]) -> NetmapView {
         let gateway = NetmapEntry::Gateway(GatewayEntry {
-            name: "gw".into(),
-            site: "oslo".into(),
-            ip: None,
             presence_cidrs: cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
-            priority: 0,
-            relay: false,
-            prefer: Default::default(),
-            drain: false,
-            tunnel_networks: Vec::new(),
-            mappings: Vec::new(),
+            ..GatewayEntry::named("gw", "oslo")
         });
         let presence = |ip: &&str| {
             NetmapEntry::Presence(PresenceEntry {
@@ -144,8 +136,7 @@ mod tests {
             })
         };
         let facts = std::iter::once(gateway).chain(presences.iter().map(presence));
-        let entries = facts.map(|fact| fact.encode()).collect();
-        NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+        NetmapView::of_entries(Generation { epoch: 1, revision: 1 }, facts).unwrap()
     }
 
     #[test]

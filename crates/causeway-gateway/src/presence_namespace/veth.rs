@@ -246,7 +246,7 @@ impl Veth {
 }
 
 /// Enables forwarding of packets from the presence namespace. Forwarding on this interface is our setting;
-/// forwarding on the other interfaces is the operator's. Where /proc is read-only the host's default applies.
+/// forwarding on the other interfaces is the operator's. If /proc is read-only the host's default applies.
 fn forward_from(name: &str) {
     let path = format!("/proc/sys/net/ipv4/conf/{name}/forwarding");
     if let Err(error) = std::fs::write(&path, "1") {

@@ -31,8 +31,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::sockets::prepare;
-use crate::dial::{BackendDialer, Denied, Transport};
+use crate::dial::{BackendDialer, Denied, SocketProtocol, prepare};
 use crate::gateway::GatewayOptions;
 use crate::policy::PolicyRefusal;
 use crate::problems::BackendOutage;
@@ -59,7 +58,7 @@ struct Group {
     endpoints: Vec<Arc<Endpoint>>,
     check: Option<BackendHealthCheck>,
     proxy_protocol: bool,
-    transport: Transport,
+    transport: SocketProtocol,
     /// Rotates among endpoints with equal counts.
     rotation: AtomicUsize,
 }
@@ -143,6 +142,19 @@ impl BackendSelector {
             }
         }
         Err(refusal.unwrap_or_else(|| PolicyRefusal::BackendDown { service: service.name.clone() }))
+    }
+
+    /// Connects to the backend with that index, or without an index to the best one.
+    pub async fn dial_at(
+        &self,
+        service: &ServiceEntry,
+        index: Option<usize>,
+        client: Option<SocketAddr>,
+    ) -> Result<BackendConnection, PolicyRefusal> {
+        match index {
+            Some(index) => self.dial_one(service, index, client).await,
+            None => self.dial_for(service, client).await,
+        }
     }
 
     /// Connects to this backend of the service and to no other, regardless of its health.
@@ -327,7 +339,7 @@ impl Endpoint {
     }
 
     /// Returns the reason if none of its addresses may be dialled. None: one may, or they are not known yet.
-    fn denied(&self, dialer: &BackendDialer, transport: Transport) -> Option<Denied> {
+    fn denied(&self, dialer: &BackendDialer, transport: SocketProtocol) -> Option<Denied> {
         let addresses = match &self.backend {
             BackendEndpoint::Address(ip, port) => vec![SocketAddr::new(*ip, *port)],
             BackendEndpoint::Host(..) => {
@@ -365,10 +377,10 @@ impl Endpoint {
     }
 }
 
-fn transport(service: &ServiceEntry) -> Transport {
+fn transport(service: &ServiceEntry) -> SocketProtocol {
     match service.protocol {
-        ServiceProtocol::Udp => Transport::Udp,
-        _ => Transport::Tcp,
+        ServiceProtocol::Udp => SocketProtocol::Udp,
+        _ => SocketProtocol::Tcp,
     }
 }
 

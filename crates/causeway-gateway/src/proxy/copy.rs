@@ -111,7 +111,7 @@ pub(crate) trait ByteSink {
     async fn write(&mut self, batch: &mut CopyBatch) -> io::Result<()>;
     async fn finish(&mut self) -> io::Result<()>;
     /// Resolves when the reader at the other end is gone.
-    async fn gone(&mut self) -> io::Error;
+    async fn closed_by_reader(&mut self) -> io::Error;
     /// Ends with an error: the bytes written so far are incomplete.
     fn reset(&mut self, code: ResetCode);
 }
@@ -135,8 +135,8 @@ impl<S: ByteSink> ByteSink for &mut S {
         (**self).finish().await
     }
 
-    async fn gone(&mut self) -> io::Error {
-        (**self).gone().await
+    async fn closed_by_reader(&mut self) -> io::Error {
+        (**self).closed_by_reader().await
     }
 
     fn reset(&mut self, code: ResetCode) {
@@ -206,7 +206,7 @@ async fn flow(
             biased;
             filled = source.fill(&mut batch) => filled,
             // The writer is told at once, not with its next byte.
-            error = sink.gone() => {
+            error = sink.closed_by_reader() => {
                 source.abandon(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned));
                 return Flow::Sink(error);
             }
@@ -394,7 +394,7 @@ impl ByteSink for SocketSink<'_> {
     }
 
     /// Detects a reset also when the socket is not read: the client may have closed its half long ago.
-    async fn gone(&mut self) -> io::Error {
+    async fn closed_by_reader(&mut self) -> io::Error {
         match self.write.ready(Interest::ERROR).await {
             // The error itself is left for the reader.
             Ok(_) => io::ErrorKind::ConnectionReset.into(),
@@ -471,7 +471,7 @@ impl<F: Fn()> ByteSink for StreamSink<F> {
         self.send.shutdown().await
     }
 
-    async fn gone(&mut self) -> io::Error {
+    async fn closed_by_reader(&mut self) -> io::Error {
         causeway_channel::link::Reset::writing(self.send.stopped().await)
     }
 

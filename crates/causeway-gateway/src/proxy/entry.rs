@@ -21,7 +21,7 @@ use super::http::{self, ClientEntry};
 use super::listeners::AcceptedClient;
 use super::sni::{self, ClientHello};
 use super::{copy, outbound};
-use crate::dial::Transport;
+use crate::dial::SocketProtocol;
 use crate::policy::{self, PolicyRefusal};
 use crate::proxy::Proxy;
 
@@ -94,7 +94,7 @@ pub async fn keep(
             Ok(entry) => {
                 tracing::info!(%address, ?protocol, "shared entry listens");
                 let bound = entry.local_addr().unwrap_or(address);
-                let _own = proxy.options.own_listeners.register("entry", Transport::Tcp, bound);
+                let _own = proxy.options.own_listeners.register("entry", SocketProtocol::Tcp, bound);
                 return entry.run(proxy, tasks, stop).await;
             }
             Err(error) if !is_reported => {
@@ -109,12 +109,12 @@ pub async fn keep(
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(BIND_PAUSE) => {}
+            () = tokio::time::sleep(BIND_RETRY_DELAY) => {}
         }
     }
 }
 
-const BIND_PAUSE: Duration = Duration::from_secs(2);
+const BIND_RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Time limit for the ClientHello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections without a complete ClientHello, at all entries; one client has at most half.
@@ -125,7 +125,7 @@ const HELLO_READS_MAX: usize = 1024;
 /// Serves one client at an entry.
 pub async fn serve(proxy: Arc<Proxy>, protocol: EntryProtocol, stream: TcpStream, client: SocketAddr) {
     match protocol {
-        EntryProtocol::Http => http::outbound::serve(proxy, stream, client, ClientEntry::Entry).await,
+        EntryProtocol::Http => http::serve_client(proxy, stream, client, ClientEntry::Entry).await,
         EntryProtocol::Tls => tls(proxy, stream, client).await,
     }
 }
@@ -160,17 +160,19 @@ async fn tls(proxy: Arc<Proxy>, stream: TcpStream, client: SocketAddr) {
     let port = stream.local_addr().map_or(0, |address| address.port());
     match target(&proxy.context.view(), &hello, port) {
         // From here on the client is judged, carried and recorded as one at that presence.
-        Ok(Target::Service(service)) => {
+        Ok(EntryTarget::Service(service)) => {
             outbound::serve(proxy, AcceptedClient { stream, client, service, broker: None }).await;
         }
-        Ok(Target::Node { node, port }) => node_of(proxy, &node, port, stream, client).await,
+        Ok(EntryTarget::Node { node, port }) => node_of(proxy, &node, port, stream, client).await,
         Err(why) => unrecognized(&proxy, stream, client, why).await,
     }
 }
 
 /// Carries a client of this site to a node; a refusal is recorded by `open_node`.
 async fn node_of(proxy: Arc<Proxy>, node: &ServerName, port: u16, stream: TcpStream, client: SocketAddr) {
-    let Ok(who) = policy::who_at(&proxy.context.view(), client.ip()) else { return copy::reset(stream) };
+    let Ok(who) = policy::principal_at(&proxy.context.view(), client.ip()) else {
+        return copy::reset(stream);
+    };
     match open_node(&proxy, node, port, who, Some(client)).await {
         Ok(opened) => opened.carry_socket(&proxy, stream).await,
         Err(_) => copy::reset(stream),
@@ -215,13 +217,13 @@ async fn unrecognized(proxy: &Proxy, mut stream: TcpStream, client: SocketAddr, 
 
 /// The target of a name at an entry.
 #[derive(Debug, PartialEq, Eq)]
-enum Target {
+enum EntryTarget {
     Service(ServiceName),
     Node { node: ServerName, port: u16 },
 }
 
 /// Decides by the netmap alone, which has only objects that this site may see.
-fn target(view: &NetmapView, hello: &ClientHello, entry_port: u16) -> Result<Target, &'static str> {
+fn target(view: &NetmapView, hello: &ClientHello, entry_port: u16) -> Result<EntryTarget, &'static str> {
     let ClientHello::Named(name) = hello else { return Err("the ClientHello has no server name") };
     match view.named(name) {
         None | Some(DnsNameTarget::Host(_) | DnsNameTarget::TranslatedPresence(_)) => {
@@ -230,7 +232,7 @@ fn target(view: &NetmapView, hello: &ClientHello, entry_port: u16) -> Result<Tar
         Some(DnsNameTarget::Presence(service)) => {
             let presence = view.presences.get(service).ok_or("no service or node has this name")?;
             match presence.protocol {
-                ServiceProtocol::Https | ServiceProtocol::Tcp => Ok(Target::Service(service.clone())),
+                ServiceProtocol::Https | ServiceProtocol::Tcp => Ok(EntryTarget::Service(service.clone())),
                 // The gateway parses these protocols, and cannot do so through TLS.
                 _ => Err("the service does not speak TLS"),
             }
@@ -239,7 +241,7 @@ fn target(view: &NetmapView, hello: &ClientHello, entry_port: u16) -> Result<Tar
             let found = view.nodes.get(node).ok_or("no service or node has this name")?;
             let port = node_port(found, entry_port)
                 .ok_or("the node has several ports, and none is the port of the entry")?;
-            Ok(Target::Node { node: node.clone(), port })
+            Ok(EntryTarget::Node { node: node.clone(), port })
         }
     }
 }
@@ -255,7 +257,7 @@ fn node_port(node: &NodeEntry, entry_port: u16) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
-    use causeway_netmap::{DnsName, Generation, Netmap, NetmapEntry, PresenceEntry};
+    use causeway_netmap::{DnsName, Generation, NetmapEntry, PresenceEntry};
 
     use super::*;
     use crate::gateway::GatewayContext;
@@ -291,26 +293,25 @@ mod tests {
             node("n2", &[22, 443]),
             node("n3", &[22, 80]),
         ];
-        let entries = facts.iter().map(NetmapEntry::encode).collect();
-        NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+        NetmapView::of_entries(Generation { epoch: 1, revision: 1 }, &facts).unwrap()
     }
 
     #[test]
     fn a_name_leads_to_what_speaks_tls() {
         let view = view();
-        let check = |name: &str, expected: Result<Target, ()>| {
+        let check = |name: &str, expected: Result<EntryTarget, ()>| {
             assert_eq!(
                 target(&view, &ClientHello::Named(name.into()), 443).map_err(drop),
                 expected,
                 "{name}"
             );
         };
-        check("shop", Ok(Target::Service("shop".into())));
-        check("mail", Ok(Target::Service("mail".into())));
+        check("shop", Ok(EntryTarget::Service("shop".into())));
+        check("mail", Ok(EntryTarget::Service("mail".into())));
         check("web", Err(()));
         check("other", Err(()));
-        check("n1", Ok(Target::Node { node: "n1".into(), port: 10250 }));
-        check("n2", Ok(Target::Node { node: "n2".into(), port: 443 }));
+        check("n1", Ok(EntryTarget::Node { node: "n1".into(), port: 10250 }));
+        check("n2", Ok(EntryTarget::Node { node: "n2".into(), port: 443 }));
         check("n3", Err(()));
         assert!(target(&view, &ClientHello::Nameless, 443).is_err());
     }
@@ -399,7 +400,7 @@ mod tests {
     async fn a_client_with_many_half_messages_keeps_no_other_out() {
         let (_netmaps, views) = tokio::sync::watch::channel(Arc::new(view()));
         let options = crate::GatewayOptions::default();
-        let context = GatewayContext::new(views, Arc::new(Nobody), Arc::new(Nobody), options.connections_max);
+        let context = GatewayContext::new(views, Arc::new(Nobody), Arc::new(Nobody), &options);
         let mut proxy = Proxy::new(context, options);
         proxy.hellos = crate::slots::ClientSlots::new(4);
         let proxy = Arc::new(proxy);

@@ -11,8 +11,7 @@ use super::connect;
 use super::copy::{SplitSocket, stream_side};
 use super::end_reason;
 use super::http;
-use super::kafka::KafkaRewriter;
-use super::sockets::{copy_rewritten, dial};
+use super::kafka::{self, KafkaRewriter};
 use super::udp;
 use crate::connection_record::{ConnectionRecord, CrossingDirection, protocol_word};
 use crate::live::AccessRequest;
@@ -55,6 +54,7 @@ fn service(
     let crossing = CrossingHeader::of(header);
     let client = crossing.as_ref().ok().and_then(CrossingHeader::client);
     let word = protocol.map_or("unknown", protocol_word);
+    let trace = crossing.as_ref().map(|crossing| crossing.trace().clone()).unwrap_or_default();
     let brokers = crossing.as_ref().ok().filter(|_| protocol == Some(ServiceProtocol::Kafka)).cloned();
     let content = crossing.and_then(|crossing| crossing.content());
     if let (
@@ -65,9 +65,10 @@ fn service(
     {
         // Every request has its own record.
         let multiplexed = content == Ok(StreamContent::Requests);
-        return Box::pin(http::inbound::serve(proxy, claim, client, multiplexed, stream));
+        return Box::pin(http::serve_stream(proxy, claim, client, multiplexed, stream));
     }
     let mut record = ConnectionRecord::begin(&proxy.context, CrossingDirection::Inbound, word, claim, client);
+    record.continue_stream(&trace);
     let content = match content {
         Ok(content) if protocol.is_none_or(|protocol| carries(content, protocol)) => content,
         Ok(_) => {
@@ -117,7 +118,8 @@ async fn tcp(
     };
     let AccessRequest::Reach { service, .. } = &admitted.entry.claim else { return };
     let Some(service) = admitted.view.services.get(service) else { return };
-    let dialling = dial(&proxy, service, record.client(), brokers.as_ref().and_then(CrossingHeader::broker));
+    let dialling =
+        proxy.backends.dial_at(service, brokers.as_ref().and_then(CrossingHeader::broker), record.client());
     let seen = brokers.as_ref().and_then(CrossingHeader::seen);
     let rewriter = seen.map(|seen| KafkaRewriter::new(&proxy, service.name.clone(), seen));
     let dialled = match admitted.entry.until_cut(pin!(dialling)).await {
@@ -136,7 +138,7 @@ async fn tcp(
     let mut near = backend.side();
     let meter = record.meter().clone();
     let idle = proxy.options.idle_timeout;
-    let copying = copy_rewritten(&mut far, &mut near, &meter, idle, rewriter.as_ref());
+    let copying = kafka::copy(&mut far, &mut near, &meter, idle, rewriter.as_ref());
     let ended = entry.until_cut(pin!(copying)).await;
     record.set_client_id(rewriter.as_ref().and_then(KafkaRewriter::name));
     far.give_up(end_reason::reset_code(&ended));

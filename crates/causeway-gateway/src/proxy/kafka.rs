@@ -45,47 +45,62 @@ pub(crate) struct KafkaRewriter {
     name: OnceLock<String>,
 }
 
-/// Copies like `copy::cross`, with broker addresses rewritten for the client.
-pub(crate) async fn cross<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink>(
+/// Copies both ways. With a rewriter, broker addresses in Kafka responses are replaced.
+pub(crate) async fn copy<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink>(
     client: &mut CopySide<R, W>,
     backend: &mut CopySide<S, V>,
     meter: &ByteMeter,
     idle: Duration,
-    guide: &KafkaRewriter,
+    rewriter: Option<&KafkaRewriter>,
+) -> CopyEnd {
+    match rewriter {
+        // On the heap: connections without a rewriter do not carry its state.
+        Some(rewriter) => Box::pin(cross(client, backend, meter, idle, rewriter)).await,
+        None => copy::cross(client, backend, meter, idle).await,
+    }
+}
+
+/// Copies like `copy::cross`, with broker addresses rewritten for the client.
+async fn cross<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink>(
+    client: &mut CopySide<R, W>,
+    backend: &mut CopySide<S, V>,
+    meter: &ByteMeter,
+    idle: Duration,
+    rewriter: &KafkaRewriter,
 ) -> CopyEnd {
     let state = Mutex::new(KafkaConversation::default());
-    let asking = Asking {
+    let requests = RequestSource {
         inner: &mut client.source,
         requests: RequestScanner::default(),
-        naming: ClientIdReader::default(),
+        client_id: ClientIdReader::default(),
         state: &state,
         raw: CopyBatch::default(),
-        guide,
+        rewriter,
     };
-    let answering = Answering {
+    let responses = ResponseSource {
         inner: &mut backend.source,
         answers: ResponseScanner::default(),
         state: &state,
         raw: CopyBatch::default(),
         pieces: Vec::new(),
-        guide,
+        rewriter,
     };
-    let mut client = CopySide { source: asking, sink: &mut client.sink };
-    let mut backend = CopySide { source: answering, sink: &mut backend.sink };
+    let mut client = CopySide { source: requests, sink: &mut client.sink };
+    let mut backend = CopySide { source: responses, sink: &mut backend.sink };
     copy::cross(&mut client, &mut backend, meter, idle).await
 }
 
 /// The client's requests, scanned on their way.
-struct Asking<'a, S> {
+struct RequestSource<'a, S> {
     inner: &'a mut S,
     requests: RequestScanner,
-    naming: ClientIdReader,
+    client_id: ClientIdReader,
     state: &'a Mutex<KafkaConversation>,
     raw: CopyBatch,
-    guide: &'a KafkaRewriter,
+    rewriter: &'a KafkaRewriter,
 }
 
-impl<S: ByteSource> ByteSource for Asking<'_, S> {
+impl<S: ByteSource> ByteSource for RequestSource<'_, S> {
     async fn fill(&mut self, batch: &mut CopyBatch) -> io::Result<bool> {
         while batch.is_empty() {
             if !self.inner.fill(&mut self.raw).await? {
@@ -94,8 +109,8 @@ impl<S: ByteSource> ByteSource for Asking<'_, S> {
             }
             let mut state = self.state.lock_ignoring_poison();
             for chunk in self.raw.drain() {
-                if let Some(name) = self.naming.take(&chunk) {
-                    let _ = self.guide.name.set(name);
+                if let Some(name) = self.client_id.take(&chunk) {
+                    let _ = self.rewriter.name.set(name);
                 }
                 self.requests.take(chunk, &mut state, |piece| batch.push(piece)).map_err(invalid)?;
             }
@@ -109,27 +124,27 @@ impl<S: ByteSource> ByteSource for Asking<'_, S> {
 }
 
 /// The broker's responses, with addresses rewritten.
-struct Answering<'a, S> {
+struct ResponseSource<'a, S> {
     inner: &'a mut S,
     answers: ResponseScanner,
     state: &'a Mutex<KafkaConversation>,
     raw: CopyBatch,
     pieces: Vec<FramePiece<PendingRequest>>,
-    guide: &'a KafkaRewriter,
+    rewriter: &'a KafkaRewriter,
 }
 
-impl<S: ByteSource> ByteSource for Answering<'_, S> {
+impl<S: ByteSource> ByteSource for ResponseSource<'_, S> {
     async fn fill(&mut self, batch: &mut CopyBatch) -> io::Result<bool> {
         while batch.is_empty() {
             if !self.inner.fill(&mut self.raw).await? {
                 return Ok(false);
             }
-            self.look()?;
+            self.decode_responses()?;
             for piece in self.pieces.drain(..) {
                 match piece {
                     FramePiece::Pass(bytes) => batch.push(bytes),
                     FramePiece::Held(asked, frame) => {
-                        let changed = self.guide.change(asked, frame).await.map_err(invalid)?;
+                        let changed = self.rewriter.change(asked, frame).await.map_err(invalid)?;
                         changed
                             .into_iter()
                             .filter(|chunk| !chunk.is_empty())
@@ -146,8 +161,8 @@ impl<S: ByteSource> ByteSource for Answering<'_, S> {
     }
 }
 
-impl<S> Answering<'_, S> {
-    fn look(&mut self) -> io::Result<()> {
+impl<S> ResponseSource<'_, S> {
+    fn decode_responses(&mut self) -> io::Result<()> {
         let mut state = self.state.lock_ignoring_poison();
         for chunk in self.raw.drain() {
             self.answers.take(chunk, &mut state, |piece| self.pieces.push(piece)).map_err(invalid)?;

@@ -4,26 +4,29 @@
 //! host's own; and on ports that the configuration names, which needs no privileges. An address that cannot
 //! be bound is reported and retried; it affects no other presence. `wanted` decides, the rest follows.
 
-mod accept;
 mod wanted;
 
 use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use causeway_daemon::error_chain;
 use causeway_netmap::{NetmapView, ServiceName};
 use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::dial::{self, OwnListener, OwnListeners};
 use crate::metrics::GatewayMetrics;
-use crate::socket_binder::{BinderError, BinderState, HostBinder, SocketBinder, in_words};
+use crate::socket_binder::{BinderError, BinderState, HostBinder, SocketBinder};
 pub(crate) use wanted::broker_address;
 use wanted::{ListenScope, ListenSocket, ListenTransport, ListenerOwner, wanted};
 
@@ -74,7 +77,7 @@ pub struct ListenPolicy {
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ListenersReport {
-    /// `room` (the presence namespace) or `host`: then only the host's own addresses can be used.
+    /// `namespace` (the presence namespace) or `host`: then only the host's own addresses can be used.
     pub place: &'static str,
     pub listening: usize,
     pub troubles: Vec<ListenerProblem>,
@@ -109,7 +112,7 @@ impl PresenceListeners {
         reporting: watch::Sender<ListenersReport>,
     ) -> PresenceListeners {
         let (arriving, arrivals) = mpsc::channel(PENDING_MAX);
-        let keeper = Keeper {
+        let keeper = ListenerKeeper {
             policy,
             host: HostBinder::default(),
             metrics,
@@ -131,7 +134,7 @@ impl PresenceListeners {
     }
 }
 
-struct Keeper {
+struct ListenerKeeper {
     policy: ListenPolicy,
     host: HostBinder,
     metrics: GatewayMetrics,
@@ -159,7 +162,7 @@ impl Bound {
     }
 }
 
-impl Keeper {
+impl ListenerKeeper {
     async fn run(mut self, mut netmaps: watch::Receiver<Arc<NetmapView>>) {
         let mut namespace = self.policy.namespace.as_ref().map(|namespace| namespace.state());
         loop {
@@ -219,14 +222,14 @@ impl Keeper {
         };
         let address = key.address;
         let closed = CancellationToken::new();
-        let bound_at = |found: std::io::Result<SocketAddr>| found.unwrap_or(address);
+        let bound_at = |found: io::Result<SocketAddr>| found.unwrap_or(address);
         let (task, bound) = match key.transport {
             ListenTransport::Tcp => {
                 let listener = TcpListener::from_std(binder.listen(address).await?);
                 let listener = listener.map_err(|source| BinderError::of(address, source))?;
                 let bound = bound_at(listener.local_addr());
                 let (arriving, metrics) = (self.arriving.clone(), self.metrics.clone());
-                let accepting = accept::run(listener, owner.clone(), arriving, metrics, closed.clone());
+                let accepting = accept_clients(listener, owner.clone(), arriving, metrics, closed.clone());
                 (Some(tokio::spawn(accepting)), bound)
             }
             ListenTransport::Udp => {
@@ -240,8 +243,8 @@ impl Keeper {
             }
         };
         let transport = match key.transport {
-            ListenTransport::Tcp => dial::Transport::Tcp,
-            ListenTransport::Udp => dial::Transport::Udp,
+            ListenTransport::Tcp => dial::SocketProtocol::Tcp,
+            ListenTransport::Udp => dial::SocketProtocol::Udp,
         };
         let own = self.policy.own_listeners.register("presence", transport, bound);
         Ok(Bound { owner: owner.clone(), guard: closed.drop_guard(), task, _own: own })
@@ -281,7 +284,7 @@ impl ListenersReport {
     }
 
     fn add(&mut self, service: &ServiceName, error: &BinderError, scope: ListenScope) {
-        let mut why = in_words(error);
+        let mut why = error_chain(error);
         if let (BinderError::NotLocal { .. }, ListenScope::Host) = (error, scope) {
             why.push_str(
                 "; give the host this address, name a port for the service, or run this program with the privileges to make a network namespace",
@@ -298,6 +301,119 @@ async fn changed(namespace: Option<&mut watch::Receiver<BinderState>>) {
         return;
     }
     std::future::pending().await
+}
+
+/// Pause after a failed accept. When the process has no free file descriptor, another connection must close
+/// first; the kernel keeps waiting clients in the backlog.
+const ACCEPT_PAUSE_MIN: Duration = Duration::from_millis(20);
+const ACCEPT_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Accepts the clients of one presence until it is gone.
+async fn accept_clients(
+    listener: TcpListener,
+    owner: ListenerOwner,
+    arriving: mpsc::Sender<PresenceEvent>,
+    metrics: GatewayMetrics,
+    closed: CancellationToken,
+) {
+    let ListenerOwner { service, broker } = owner;
+    let accepting = async {
+        let mut pause = ACCEPT_PAUSE_MIN;
+        loop {
+            match listener.accept().await {
+                Ok((stream, client)) => {
+                    pause = ACCEPT_PAUSE_MIN;
+                    let accepted = AcceptedClient { stream, client, service: service.clone(), broker };
+                    if arriving.send(PresenceEvent::Connection(accepted)).await.is_err() {
+                        return;
+                    }
+                }
+                // The client closed the connection in the backlog; accept(2) reports it here.
+                Err(error) if concerns_one_client(&error) => {
+                    metrics.accept_failures.inc();
+                }
+                Err(error) => {
+                    metrics.accept_failures.inc();
+                    if pause == ACCEPT_PAUSE_MIN {
+                        tracing::warn!(%service, %error, "cannot accept clients of the presence; retrying");
+                    }
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(ACCEPT_PAUSE_MAX);
+                }
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = closed.cancelled() => {}
+        () = accepting => {}
+    }
+}
+
+fn concerns_one_client(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::ConnectionAborted
+            | ErrorKind::ConnectionReset
+            | ErrorKind::Interrupted
+            | ErrorKind::TimedOut
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+    )
+}
+
+/// At 0.2 ms each in a debug build, other tasks wait for 13 ms.
+const STARTING_MAX: usize = 64;
+
+/// Limits the number of new connections that wait for their first poll on a thread.
+///
+/// A connection is a task, and one thread runs a link and all connections on it. A client that opens ten
+/// thousand connections at once would queue ten thousand tasks before those of the link: for seconds the link
+/// would neither read nor answer, and its peer would consider it dead. Therefore the next connection is
+/// accepted when an earlier one has been polled once. Time that a connection spends afterwards, for example
+/// on a slow backend, does not count.
+#[derive(Clone, Debug)]
+pub struct StartLimit(Arc<Semaphore>);
+
+impl Default for StartLimit {
+    fn default() -> StartLimit {
+        StartLimit(Arc::new(Semaphore::new(STARTING_MAX)))
+    }
+}
+
+impl StartLimit {
+    /// Waits until a connection may be started. Cancel safe.
+    pub async fn permit(&self) -> StartPermit {
+        // The semaphore is never closed, so a permit is always granted.
+        StartPermit(self.0.clone().acquire_owned().await.ok())
+    }
+}
+
+/// A permit to start one connection.
+#[derive(Debug)]
+pub struct StartPermit(Option<OwnedSemaphorePermit>);
+
+impl StartPermit {
+    /// Runs `future`, which holds the permit until it has been polled once.
+    pub fn start<F>(self, future: F) -> Starting<F> {
+        Starting { future, permit: self }
+    }
+}
+
+#[derive(Debug)]
+pub struct Starting<F> {
+    future: F,
+    permit: StartPermit,
+}
+
+impl<F: Future + Unpin> Future for Starting<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let polled = Pin::new(&mut self.future).poll(context);
+        self.permit.0 = None;
+        polled
+    }
 }
 
 #[cfg(test)]

@@ -13,12 +13,12 @@ use super::backends::BackendConnection;
 use super::copy::{SplitSocket, cross, reset, stream_side};
 use super::end_reason;
 use super::http;
-use super::kafka::KafkaRewriter;
+use super::kafka::{self, KafkaRewriter};
 use super::listeners::AcceptedClient;
-use super::sockets::{copy_rewritten, dial, prepare};
 use super::stream_opener::{ClientStream, open_for_service};
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{AdmittedAccess, ConnectionRecord, CrossingDirection, protocol_word};
+use crate::dial::prepare;
 use crate::live::{AccessRequest, LiveConnection};
 use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
 use crate::policy::PolicyRefusal;
@@ -34,7 +34,7 @@ pub fn serve(proxy: Arc<Proxy>, accepted: AcceptedClient) -> BoxedFuture<'static
         }
         Some(ServiceProtocol::Http | ServiceProtocol::Grpc) => {
             let AcceptedClient { stream, client, service, broker: _ } = accepted;
-            Box::pin(http::outbound::serve(proxy, stream, client, http::ClientEntry::Presence(service)))
+            Box::pin(http::serve_client(proxy, stream, client, http::ClientEntry::Presence(service)))
         }
         // UDP has no connections; without a protocol, the presence was removed at this moment.
         Some(ServiceProtocol::Udp) | None => {
@@ -63,10 +63,11 @@ async fn tcp(proxy: Arc<Proxy>, accepted: AcceptedClient, protocol: ServiceProto
     let seen = (presence.brokers > 0).then(|| seen_at(&stream, broker)).flatten();
     if let Some(here) = local_service(&admitted, presence) {
         let index = broker.map(usize::from);
-        let dialled = match admitted.entry.until_cut(pin!(dial(&proxy, here, Some(client), index))).await {
-            Ok(dialled) => dialled,
-            Err(cut) => return record.cut(&cut),
-        };
+        let dialled =
+            match admitted.entry.until_cut(pin!(proxy.backends.dial_at(here, index, Some(client)))).await {
+                Ok(dialled) => dialled,
+                Err(cut) => return record.cut(&cut),
+            };
         let rewriter = seen.map(|seen| KafkaRewriter::new(&proxy, service, seen));
         return match dialled {
             Ok(backend) => {
@@ -76,7 +77,8 @@ async fn tcp(proxy: Arc<Proxy>, accepted: AcceptedClient, protocol: ServiceProto
             Err(refusal) => refuse(record, &refusal, stream),
         };
     }
-    let crossing = CrossingHeader::new(StreamContent::Bytes, client);
+    let crossing =
+        CrossingHeader::new(StreamContent::Bytes, client).with_trace(record.span().stream_context());
     let crossing = match seen {
         Some(seen) => crossing.with_brokers(seen, broker),
         None => crossing,
@@ -140,7 +142,7 @@ async fn between_sockets(
     let (mut client, mut backend) = (SplitSocket::new(stream), SplitSocket::new(backend));
     let (mut near, mut far) = (client.side(), backend.side());
     let meter = record.meter().clone();
-    let copying = copy_rewritten(&mut near, &mut far, &meter, proxy.options.idle_timeout, rewriter);
+    let copying = kafka::copy(&mut near, &mut far, &meter, proxy.options.idle_timeout, rewriter);
     let ended = entry.until_cut(pin!(copying)).await;
     record.set_client_id(rewriter.and_then(KafkaRewriter::name));
     end_reason::close_record(record, &ended, None);

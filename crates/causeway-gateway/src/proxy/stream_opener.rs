@@ -1,42 +1,21 @@
-//! Opens streams to the gateways of other sites, for every protocol of the proxy.
+//! Opens streams of clients to the gateways of other sites, and bounds the streams of each client (`StreamShares`).
 //!
-//! Input: a header. Output: the stream, or why there is none, with the reset code of the peer if it sent one. What the other
-//! gateway decides about the stream arrives later, as a reset. `StreamShares` bounds the streams of each client.
+//! Input: an admitted access and its header. Output: the stream, or the refusal. `GatewayContext::open_stream` opens it within the
+//! connect timeout. The other gateway's refusal of the stream arrives later, as a reset.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Mutex;
 
-use causeway_channel::link::{Stream, StreamHeader};
+use causeway_channel::link::Stream;
 use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{PresenceEntry, SiteName};
 
 use super::Proxy;
 use crate::connection_record::AdmittedAccess;
-use crate::peers::{CrossingHeader, PeerError};
+use crate::peers::CrossingHeader;
 use crate::policy::PolicyRefusal;
 use crate::slots::{ClientSlot, ClientSlots};
-
-/// Opens a stream to the active gateway of a site, within the connect timeout. A link that takes no stream is suspected.
-pub(crate) async fn open_stream(
-    proxy: &Proxy,
-    site: &SiteName,
-    header: StreamHeader,
-) -> Result<Stream, PeerError> {
-    let peers = &proxy.context.peers;
-    let opened = match tokio::time::timeout(proxy.options.connect_timeout, peers.open_stream(header)).await {
-        Ok(opened) => opened,
-        Err(_) => {
-            peers.suspect(site);
-            let seconds = proxy.options.connect_timeout.as_secs_f64();
-            Err(PeerError::Away { site: site.clone(), why: format!("no stream opened within {seconds} s") })
-        }
-    };
-    if let Err(error) = &opened {
-        tracing::debug!(%site, error = error as &dyn std::error::Error, "cannot open a stream to another site");
-    }
-    opened
-}
 
 /// A stream of a client, and the client's slot for it.
 pub(crate) struct ClientStream {
@@ -54,7 +33,7 @@ pub(crate) async fn open_for_service(
     let client = crossing.client().map(|client| client.ip());
     let slot = client.map(|client| proxy.take_stream(&presence.service_site, client)).transpose()?;
     let header = crossing.to_service(&presence.service, &presence.service_site, &admitted.who);
-    let stream = open_stream(proxy, &presence.service_site, header).await?;
+    let stream = proxy.context.open_stream(&presence.service_site, header).await?;
     Ok(ClientStream { stream, slot })
 }
 

@@ -12,7 +12,7 @@ use causeway_netmap::{
 
 use super::packet;
 use super::translate::Direction;
-use crate::dial::{DialRules, Registered, Transport};
+use crate::dial::{DialRules, Registered, SocketProtocol};
 
 /// The first packet of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,8 +86,8 @@ pub struct OwnSockets {
 impl OwnSockets {
     fn has(&self, address: IpAddr, protocol: u8, port: u16) -> bool {
         let transport = match protocol {
-            packet::TCP => Transport::Tcp,
-            packet::UDP => Transport::Udp,
+            packet::TCP => SocketProtocol::Tcp,
+            packet::UDP => SocketProtocol::Udp,
             _ => return false,
         };
         self.listeners.iter().any(|known| {

@@ -2,7 +2,8 @@
 //!
 //! They come from the upper half of the presence range. A client has one address, the same after a restart unless another
 //! client came first. A part of the range is kept for clients that find none free: they share its addresses by port.
-//! Bounded by the range and by `ADDRESSES_MAX`.
+//! Bounded by the range and by `ADDRESSES_MAX`; the clients of one peer hold at most three quarters of both, so that a
+//! gateway that was taken over leaves addresses to the other ones.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -41,6 +42,16 @@ pub struct ClientAddresses {
     /// Protocol and port of a client, and the end that it has.
     shared: HashMap<(ClientId, u8, u16), ClientEnd>,
     ends: HashMap<(ClientEnd, u8), (ClientId, u16)>,
+    /// Entries per peer, by its slot: derived from `own` and `shared`.
+    held: HashMap<usize, HeldByPeer>,
+}
+
+/// The number of entries that the clients of one peer have.
+#[derive(Clone, Copy, Default, Debug)]
+struct HeldByPeer {
+    own_v4: usize,
+    own_v6: usize,
+    shared: usize,
 }
 
 /// The usable addresses of one network, less the ones that are taken.
@@ -96,6 +107,7 @@ impl ClientAddresses {
         self.owners.retain(|address, _| is_own(*address));
         self.shared.retain(|_, end| is_shared(end.address));
         self.ends.retain(|(end, _), _| is_shared(end.address));
+        self.count_again();
     }
 
     /// Returns the end that a client has, without giving it one.
@@ -112,13 +124,18 @@ impl ClientAddresses {
         if let Some(end) = self.find(client, protocol, port) {
             return Some(end);
         }
-        if self.own.len() + self.shared.len() >= ADDRESSES_MAX {
+        let held = self.held.entry(client.peer).or_default();
+        if self.own.len() + self.shared.len() >= ADDRESSES_MAX
+            || held.all() >= part_of_one_peer(ADDRESSES_MAX)
+        {
             return None;
         }
         let start = u128::from(hash(&(seed, client.number)));
         let range = self.ranges.iter().find(|range| range.is_v4 == client.number.is_ipv4())?;
+        let own_max = part_of_one_peer(usize::try_from(range.own_count()).unwrap_or(usize::MAX));
         let free = range.own(start).find(|address| !self.owners.contains_key(address));
-        if let Some(address) = free {
+        if let Some(address) = free.filter(|_| *held.own(range.is_v4) < own_max) {
+            *held.own(range.is_v4) += 1;
             self.own.insert(client, address);
             self.owners.insert(address, client);
             return Some(ClientEnd { address, port });
@@ -127,6 +144,7 @@ impl ClientAddresses {
             return None;
         }
         let end = range.shared(start, port).find(|end| !self.ends.contains_key(&(*end, protocol)))?;
+        held.shared += 1;
         self.shared.insert((client, protocol, port), end);
         self.ends.insert((end, protocol), (client, port));
         Some(end)
@@ -139,6 +157,7 @@ impl ClientAddresses {
         self.ends.retain(|(end, protocol), _| is_end_used(*end, *protocol));
         let ends = &self.ends;
         self.shared.retain(|(_, protocol, _), end| ends.contains_key(&(*end, *protocol)));
+        self.count_again();
     }
 
     /// Forgets the clients of a gateway that is no peer any more.
@@ -147,7 +166,36 @@ impl ClientAddresses {
         self.owners.retain(|_, client| client.peer != peer);
         self.shared.retain(|(client, ..), _| client.peer != peer);
         self.ends.retain(|_, (client, _)| client.peer != peer);
+        self.held.remove(&peer);
     }
+
+    fn count_again(&mut self) {
+        self.held.clear();
+        for (client, address) in &self.own {
+            *self.held.entry(client.peer).or_default().own(address.is_ipv4()) += 1;
+        }
+        for (client, ..) in self.shared.keys() {
+            self.held.entry(client.peer).or_default().shared += 1;
+        }
+    }
+}
+
+impl HeldByPeer {
+    fn own(&mut self, is_v4: bool) -> &mut usize {
+        match is_v4 {
+            true => &mut self.own_v4,
+            false => &mut self.own_v6,
+        }
+    }
+
+    fn all(&self) -> usize {
+        self.own_v4 + self.own_v6 + self.shared
+    }
+}
+
+/// Returns the part of `count` addresses that the clients of one peer may hold: three quarters, and at least one.
+fn part_of_one_peer(count: usize) -> usize {
+    count.min((count - count / 4).max(1))
 }
 
 impl AddressRange {
@@ -158,6 +206,10 @@ impl AddressRange {
         let count = (last - first).saturating_add(1) - u128::from(is_v4);
         let taken = taken.iter().copied().filter(|address| network.contains(address)).collect();
         AddressRange { first, count, is_v4, taken }
+    }
+
+    fn own_count(&self) -> u128 {
+        self.count - self.shared_count()
     }
 
     fn shared_count(&self) -> u128 {
@@ -172,11 +224,11 @@ impl AddressRange {
     }
 
     fn has_own(&self, address: IpAddr) -> bool {
-        self.index_of(address).is_some_and(|index| index < self.count - self.shared_count())
+        self.index_of(address).is_some_and(|index| index < self.own_count())
     }
 
     fn has_shared(&self, address: IpAddr) -> bool {
-        self.index_of(address).is_some_and(|index| index >= self.count - self.shared_count())
+        self.index_of(address).is_some_and(|index| index >= self.own_count())
     }
 
     fn index_of(&self, address: IpAddr) -> Option<u128> {
@@ -186,14 +238,14 @@ impl AddressRange {
 
     /// Returns addresses for one client, in the order in which they are tried.
     fn own(&self, start: u128) -> impl Iterator<Item = IpAddr> {
-        let count = self.count - self.shared_count();
+        let count = self.own_count();
         let indexes = (0..PROBES_MAX.min(count)).map(move |step| (start + step) % count);
         indexes.map(|index| self.address(index)).filter(|address| !self.taken.contains(address))
     }
 
     /// Returns ends of shared addresses, in the order in which they are tried: the port of the client first.
     fn shared(&self, start: u128, port: u16) -> impl Iterator<Item = ClientEnd> {
-        let (count, first) = (self.shared_count(), self.count - self.shared_count());
+        let (count, first) = (self.shared_count(), self.own_count());
         let span = u128::from(u16::MAX - SHARED_PORT_MIN) + 1;
         (0..PROBES_MAX * 4).filter_map(move |step| {
             let address = self.address(first + (start + step) % count.max(1));

@@ -36,9 +36,17 @@ pub enum DropReason {
     /// The device or the socket has not taken it.
     Device,
     Socket,
+    /// A frame for a relay that it does not forward: between these sites, or to no peer.
+    RelayRefused,
+    /// A frame to a peer that this relay does not reach over UDP.
+    RelayNoPath,
+    /// A frame over the rate of a relay.
+    RelayLimit,
+    /// A network marked congestion on the way, and the sender of the packet does not understand the mark.
+    Congestion,
 }
 
-pub const DROP_REASONS: [(DropReason, &str); 13] = [
+pub const DROP_REASONS: [(DropReason, &str); 17] = [
     (DropReason::Malformed, "malformed"),
     (DropReason::ForeignSource, "foreign-source"),
     (DropReason::NoRoute, "no-route"),
@@ -52,6 +60,10 @@ pub const DROP_REASONS: [(DropReason, &str); 13] = [
     (DropReason::Replayed, "replayed"),
     (DropReason::Device, "device"),
     (DropReason::Socket, "socket"),
+    (DropReason::RelayRefused, "relay-refused"),
+    (DropReason::RelayNoPath, "relay-no-path"),
+    (DropReason::RelayLimit, "relay-limit"),
+    (DropReason::Congestion, "congestion"),
 ];
 
 /// Counters of the worker since its start.
@@ -60,6 +72,8 @@ pub struct TunnelCounters {
     pub dropped: [u64; DROP_REASONS.len()],
     pub sent: PacketCount,
     pub received: PacketCount,
+    /// Sealed packets that were forwarded between other gateways.
+    pub relayed: PacketCount,
     pub handshakes: u64,
     pub flows_begun: u64,
 }
@@ -89,6 +103,13 @@ impl TunnelCounters {
     }
 }
 
+/// The path of a peer: `direct`, `relayed` with the name of the relay, `channel` or `none`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
+pub struct PathLabel {
+    pub path: &'static str,
+    pub relay: String,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
     reason: &'static str,
@@ -102,6 +123,9 @@ pub struct TunnelMetrics {
     sent_bytes: Counter,
     received_packets: Counter,
     received_bytes: Counter,
+    relayed_packets: Counter,
+    relayed_bytes: Counter,
+    paths: Family<PathLabel, Gauge>,
     handshakes: Counter,
     flows: Gauge,
     flows_begun: Counter,
@@ -132,6 +156,17 @@ impl TunnelMetrics {
             "Bytes of packets opened from other gateways",
             self.received_bytes.clone(),
         );
+        registry.register(
+            "relayed_packets",
+            "Sealed packets forwarded between other gateways",
+            self.relayed_packets.clone(),
+        );
+        registry.register(
+            "relayed_bytes",
+            "Bytes of sealed packets forwarded between other gateways",
+            self.relayed_bytes.clone(),
+        );
+        registry.register("paths", "Gateways by the path of packets to them", self.paths.clone());
         registry.register("handshakes", "Completed WireGuard handshakes", self.handshakes.clone());
         registry.register("flows", "Flows that cross the tunnel", self.flows.clone());
         registry.register("flows_begun", "Flows that were admitted", self.flows_begun.clone());
@@ -148,10 +183,20 @@ impl TunnelMetrics {
         self.sent_bytes.inc_by(now.sent.bytes - before.sent.bytes);
         self.received_packets.inc_by(now.received.packets - before.received.packets);
         self.received_bytes.inc_by(now.received.bytes - before.received.bytes);
+        self.relayed_packets.inc_by(now.relayed.packets - before.relayed.packets);
+        self.relayed_bytes.inc_by(now.relayed.bytes - before.relayed.bytes);
         self.handshakes.inc_by(now.handshakes - before.handshakes);
         self.flows_begun.inc_by(now.flows_begun - before.flows_begun);
         self.flows.set(flows as i64);
         self.peers.set(peers as i64);
+    }
+
+    /// Replaces the numbers of gateways by path.
+    pub fn publish_paths(&self, paths: &BTreeMap<PathLabel, i64>) {
+        self.paths.clear();
+        for (label, count) in paths {
+            self.paths.get_or_create(label).set(*count);
+        }
     }
 }
 

@@ -1,11 +1,12 @@
-//! The TUN device: packets of this host and its networks, with the kernel's offloads in both directions.
+//! The TUN device: packets of this host and its networks, with the kernel's offloads in both directions. `tap_device` uses
+//! the same device for Ethernet frames, without offloads.
 //!
 //! The device is not persistent: the kernel removes it, and with it its routes, when the process ends, however it
 //! ends. Addresses, routes and the MTU are set by `interface`.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
@@ -24,7 +25,16 @@ pub struct TunDevice {
     name: String,
     offloads: Offloads,
     /// Frames that the kernel did not take, since the last call of `take_refusals`.
-    refused: Refusals,
+    pub(super) refused: Refusals,
+}
+
+/// The content of frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeviceKind {
+    /// Packets.
+    Tun,
+    /// Ethernet frames.
+    Tap,
 }
 
 /// Frames that the device has not taken.
@@ -46,7 +56,7 @@ const TUN_F_USO6: libc::c_ulong = 0x40;
 impl TunDevice {
     /// Creates a device. The kernel replaces `%d` in the name by a free number.
     #[allow(unsafe_code)]
-    pub fn open(name: &str) -> io::Result<TunDevice> {
+    pub fn open(name: &str, kind: DeviceKind) -> io::Result<TunDevice> {
         let file =
             OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
         let wanted = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -59,7 +69,11 @@ impl TunDevice {
         for (field, byte) in request.ifr_name.iter_mut().zip(bytes) {
             *field = *byte as libc::c_char;
         }
-        request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+        let flag = match kind {
+            DeviceKind::Tun => libc::IFF_TUN,
+            DeviceKind::Tap => libc::IFF_TAP,
+        };
+        request.ifr_ifru.ifru_flags = (flag | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
         // SAFETY: TUNSETIFF reads and writes an `ifreq`, which outlives the call.
         if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF as _, &mut request) } < 0 {
             return Err(io::Error::last_os_error());
@@ -71,7 +85,10 @@ impl TunDevice {
             offloads: Offloads::default(),
             refused: Refusals::default(),
         };
-        device.offloads = device.negotiate();
+        match kind {
+            DeviceKind::Tun => device.offloads = device.negotiate(),
+            DeviceKind::Tap => device.set_offloads(0)?,
+        }
         Ok(device)
     }
 
@@ -86,6 +103,13 @@ impl TunDevice {
     /// Reads a frame: header and packet.
     pub fn read(&mut self, frame: &mut [u8]) -> io::Result<usize> {
         self.file.read(frame)
+    }
+
+    /// Writes a frame that is in several places.
+    pub fn write_parts(&mut self, parts: &[IoSlice<'_>]) {
+        if self.file.write_vectored(parts).is_err() {
+            self.refused.frames += 1;
+        }
     }
 
     /// Returns what was refused since the last call.
@@ -136,15 +160,6 @@ impl FrameSink for TunDevice {
             self.refused.frames += 1;
             let has_segments = FrameHeader::read(frame).is_some_and(|header| header.segment_bytes > 0);
             self.refused.segments |= has_segments && error.kind() == io::ErrorKind::InvalidInput;
-        }
-    }
-}
-
-/// A gateway without networks of its own has no device, and no packet for it.
-impl FrameSink for Option<TunDevice> {
-    fn write_frame(&mut self, frame: &[u8]) {
-        if let Some(device) = self {
-            device.write_frame(frame);
         }
     }
 }

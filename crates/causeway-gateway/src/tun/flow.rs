@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use causeway_netmap::{GatewayName, ServiceName};
 
 use super::admission::{FlowRefusal, FlowRight, FlowStart};
-use super::packet::{self, Fragment, ParsedPacket, TcpHeader, Transport};
+use super::packet::{self, Fragment, ParsedPacket, TcpHeader, TransportHeader};
 use super::rewrite::PacketEnds;
 use super::shares::{FlowShares, ShareId};
 use super::translate::{Direction, PrefixTable};
@@ -169,12 +169,12 @@ pub fn lookup(bytes: &[u8], packet: &ParsedPacket, direction: Direction, mapping
         return Lookup::Fragment(FragmentKey { direction, local, remote, protocol: packet.protocol, id });
     }
     match packet.transport {
-        Transport::Tcp(tcp) => key((tcp.source, tcp.destination)),
-        Transport::Udp { source, destination } => key((source, destination)),
-        Transport::Echo { request, id } => key(echo_ports(request, id)),
-        Transport::Opaque => key((0, 0)),
-        Transport::IcmpOther { .. } => Lookup::Unrelated,
-        Transport::IcmpError { .. } => {
+        TransportHeader::Tcp(tcp) => key((tcp.source, tcp.destination)),
+        TransportHeader::Udp { source, destination } => key((source, destination)),
+        TransportHeader::Echo { request, id } => key(echo_ports(request, id)),
+        TransportHeader::Opaque => key((0, 0)),
+        TransportHeader::IcmpOther { .. } => Lookup::Unrelated,
+        TransportHeader::IcmpError { .. } => {
             related(bytes, packet, direction, mappings).unwrap_or(Lookup::Unrelated)
         }
     }
@@ -196,11 +196,11 @@ fn related(
     let quoted = bytes.get(packet::quoted_at(packet)..packet.length)?;
     let inner = packet::parse_quoted(quoted).ok()?;
     let (source, destination) = match inner.transport {
-        Transport::Tcp(tcp) => (tcp.source, tcp.destination),
-        Transport::Udp { source, destination } => (source, destination),
-        Transport::Echo { request, id } => echo_ports(request, id),
-        Transport::Opaque if matches!(inner.fragment, Fragment::Later { .. }) => return None,
-        Transport::Opaque => (0, 0),
+        TransportHeader::Tcp(tcp) => (tcp.source, tcp.destination),
+        TransportHeader::Udp { source, destination } => (source, destination),
+        TransportHeader::Echo { request, id } => echo_ports(request, id),
+        TransportHeader::Opaque if matches!(inner.fragment, Fragment::Later { .. }) => return None,
+        TransportHeader::Opaque => (0, 0),
         _ => return None,
     };
     let (remote, local, local_port, remote_port) = match direction {
@@ -301,7 +301,7 @@ impl FlowTable {
 
     fn remove(&mut self, key: &FlowKey) -> Option<Flow> {
         let flow = self.flows.remove(key)?;
-        self.shares.leave(flow.share);
+        self.shares.release(flow.share);
         if let Some(peer) = flow.begun_by
             && let Entry::Occupied(mut held) = self.begun_by_peers.entry(peer)
         {
@@ -389,7 +389,7 @@ impl Flow {
         direction: Direction,
         bytes: usize,
         packets: u64,
-        transport: &Transport,
+        transport: &TransportHeader,
         now: Instant,
     ) {
         let traffic = match direction {
@@ -399,7 +399,7 @@ impl Flow {
         traffic.packets += packets;
         traffic.bytes += bytes as u64;
         self.last = now;
-        if let Transport::Tcp(tcp) = transport {
+        if let TransportHeader::Tcp(tcp) = transport {
             match direction {
                 Direction::Outbound => self.closing.fin_outbound |= tcp.flags & TcpHeader::FIN != 0,
                 Direction::Inbound => self.closing.fin_inbound |= tcp.flags & TcpHeader::FIN != 0,

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use super::checksum;
 use super::offload::{FrameHeader, SegmentKind};
-use super::packet::{Fragment, ParsedPacket, TcpHeader, Transport};
+use super::packet::{Fragment, ParsedPacket, TcpHeader, TransportHeader};
 
 /// Flows that are joined at the same time. A frame takes 64 KiB.
 const SLOTS: usize = 8;
@@ -144,11 +144,11 @@ impl Joiner {
         }
         let transport = &bytes[packet.transport_at..];
         let possible = match packet.transport {
-            Transport::Tcp(tcp) => {
+            TransportHeader::Tcp(tcp) => {
                 let data_only = tcp.flags & !(TcpHeader::ACK | TcpHeader::PSH) == 0;
                 self.tcp && data_only && tcp.flags & TcpHeader::ACK != 0 && transport.len() > tcp.header_bytes
             }
-            Transport::Udp { .. } => {
+            TransportHeader::Udp { .. } => {
                 let length = usize::from(u16::from_be_bytes([transport[4], transport[5]]));
                 // Without a checksum the frame could not carry the absence of one.
                 self.udp && transport.len() > 8 && length == transport.len() && transport[6..8] != [0, 0]
@@ -161,9 +161,9 @@ impl Joiner {
 
 fn flow_addresses(packet: &ParsedPacket) -> Option<FlowAddresses> {
     let ports = match packet.transport {
-        Transport::Tcp(tcp) => (tcp.source, tcp.destination),
-        Transport::Udp { source, destination } => (source, destination),
-        Transport::Echo { id, .. } => (id, id),
+        TransportHeader::Tcp(tcp) => (tcp.source, tcp.destination),
+        TransportHeader::Udp { source, destination } => (source, destination),
+        TransportHeader::Echo { id, .. } => (id, id),
         _ => return None,
     };
     let ParsedPacket { source, destination, protocol, .. } = *packet;
@@ -183,7 +183,7 @@ fn has_valid_checksums(bytes: &[u8], packet: &ParsedPacket) -> bool {
 impl Slot {
     fn begin(&mut self, addresses: FlowAddresses, bytes: &[u8], packet: &ParsedPacket, begun: u64) {
         let (headers, next_sequence, ends) = match packet.transport {
-            Transport::Tcp(tcp) => {
+            TransportHeader::Tcp(tcp) => {
                 let headers = packet.transport_at + tcp.header_bytes;
                 let next = tcp.sequence.wrapping_add((packet.length - headers) as u32);
                 (headers, next, tcp.flags & TcpHeader::PSH != 0)
@@ -230,7 +230,7 @@ impl Slot {
         };
         let at = flow.transport_at;
         let same_transport = match packet.transport {
-            Transport::Tcp(tcp) => {
+            TransportHeader::Tcp(tcp) => {
                 let same_but_push = (first[at + 13] ^ bytes[at + 13]) & !TcpHeader::PSH == 0;
                 tcp.sequence == flow.next_sequence
                     && headers == at + tcp.header_bytes
@@ -249,7 +249,7 @@ impl Slot {
         flow.segments += 1;
         flow.next_id = flow.next_id.wrapping_add(1);
         flow.complete = payload.len() < flow.segment;
-        if let Transport::Tcp(tcp) = packet.transport {
+        if let TransportHeader::Tcp(tcp) = packet.transport {
             flow.next_sequence = flow.next_sequence.wrapping_add(payload.len() as u32);
             if tcp.flags & TcpHeader::PSH != 0 {
                 // Of the frame, PSH goes to the last segment.

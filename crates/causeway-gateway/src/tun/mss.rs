@@ -3,11 +3,11 @@
 //! Hosts then send segments that fit, also where ICMP "too big" does not reach them.
 
 use super::checksum::{self, ChecksumState};
-use super::packet::{ParsedPacket, TcpHeader, Transport};
+use super::packet::{ParsedPacket, TcpHeader, TransportHeader};
 
 /// Lowers the option of a SYN so that segments fit `mtu`. Returns whether the packet changed.
 pub fn clamp(bytes: &mut [u8], packet: &ParsedPacket, mtu: usize, state: ChecksumState) -> bool {
-    let Transport::Tcp(tcp) = packet.transport else { return false };
+    let TransportHeader::Tcp(tcp) = packet.transport else { return false };
     if tcp.flags & TcpHeader::SYN == 0 {
         return false;
     }

@@ -6,7 +6,7 @@
 //! `join` does the reverse.
 
 use super::checksum::{self, ChecksumState};
-use super::packet::{self, ParsedPacket, TcpHeader, Transport};
+use super::packet::{self, ParsedPacket, TcpHeader, TransportHeader};
 
 /// The header of a frame, as `linux/virtio_net.h` has it, in native byte order.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -114,8 +114,8 @@ pub fn split(
             each(bytes);
             return Ok(1);
         }
-        (SegmentKind::Tcp4 | SegmentKind::Tcp6, Transport::Tcp(tcp)) => (tcp.header_bytes, true),
-        (SegmentKind::Udp, Transport::Udp { .. }) => (8, false),
+        (SegmentKind::Tcp4 | SegmentKind::Tcp6, TransportHeader::Tcp(tcp)) => (tcp.header_bytes, true),
+        (SegmentKind::Udp, TransportHeader::Udp { .. }) => (8, false),
         _ => return Err(SplitError::Malformed),
     };
     let headers = packet.transport_at + transport_bytes;
@@ -169,7 +169,7 @@ fn finish_segment(bytes: &mut [u8], packet: &ParsedPacket, place: SegmentPlace) 
     }
     let transport = &mut bytes[packet.transport_at..];
     let checksum_at = match packet.transport {
-        Transport::Tcp(tcp) => {
+        TransportHeader::Tcp(tcp) => {
             let sequence = tcp.sequence.wrapping_add(place.offset as u32);
             transport[4..8].copy_from_slice(&sequence.to_be_bytes());
             // FIN and PSH belong to the last segment, CWR to the first one (RFC 3168, 6.1.2).

@@ -31,7 +31,7 @@ pub struct ParsedPacket {
     pub fragment: Fragment,
     /// IPv4: the DF bit. IPv6: always.
     pub dont_fragment: bool,
-    pub transport: Transport,
+    pub transport: TransportHeader,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +43,7 @@ pub enum Fragment {
 
 /// The transport header, where the packet has one that is understood.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Transport {
+pub enum TransportHeader {
     Tcp(TcpHeader),
     Udp {
         source: u16,
@@ -178,7 +178,7 @@ fn parse_v4(bytes: &[u8], quoted: bool) -> Result<ParsedPacket, PacketError> {
         transport_at: header_bytes,
         fragment,
         dont_fragment: flags & 0x4000 != 0,
-        transport: Transport::Opaque,
+        transport: TransportHeader::Opaque,
     })
 }
 
@@ -221,7 +221,7 @@ fn parse_v6(bytes: &[u8], quoted: bool) -> Result<ParsedPacket, PacketError> {
         transport_at: 40,
         fragment: Fragment::Whole,
         dont_fragment: true,
-        transport: Transport::Opaque,
+        transport: TransportHeader::Opaque,
     };
     let end = length.min(bytes.len());
     for _ in 0..EXTENSION_HEADERS_MAX {
@@ -273,12 +273,17 @@ fn extension(here: &[u8]) -> Result<(u8, usize), PacketError> {
     }
 }
 
-fn parse_transport(protocol: u8, v4: bool, bytes: &[u8], quoted: bool) -> Result<Transport, PacketError> {
+fn parse_transport(
+    protocol: u8,
+    v4: bool,
+    bytes: &[u8],
+    quoted: bool,
+) -> Result<TransportHeader, PacketError> {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let needed = match protocol {
         TCP if !quoted => 20,
         TCP | UDP | ICMP | ICMPV6 => QUOTED_MIN_BYTES,
-        _ => return Ok(Transport::Opaque),
+        _ => return Ok(TransportHeader::Opaque),
     };
     if bytes.len() < needed {
         return Err(PacketError::Truncated);
@@ -293,21 +298,27 @@ fn parse_transport(protocol: u8, v4: bool, bytes: &[u8], quoted: bool) -> Result
                 return Err(PacketError::Length);
             }
             let sequence = u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
-            Transport::Tcp(TcpHeader { source: word(0), destination: word(2), sequence, header_bytes, flags })
+            TransportHeader::Tcp(TcpHeader {
+                source: word(0),
+                destination: word(2),
+                sequence,
+                header_bytes,
+                flags,
+            })
         }
-        (UDP, _) => Transport::Udp { source: word(0), destination: word(2) },
+        (UDP, _) => TransportHeader::Udp { source: word(0), destination: word(2) },
         (ICMP, true) => match bytes[0] {
-            kind @ (0 | 8) => Transport::Echo { request: kind == 8, id: word(4) },
-            kind @ (3 | 4 | 5 | 11 | 12) => Transport::IcmpError { kind, code: bytes[1] },
-            kind => Transport::IcmpOther { kind },
+            kind @ (0 | 8) => TransportHeader::Echo { request: kind == 8, id: word(4) },
+            kind @ (3 | 4 | 5 | 11 | 12) => TransportHeader::IcmpError { kind, code: bytes[1] },
+            kind => TransportHeader::IcmpOther { kind },
         },
         (ICMPV6, false) => match bytes[0] {
-            kind @ (128 | 129) => Transport::Echo { request: kind == 128, id: word(4) },
-            kind @ 0..=127 => Transport::IcmpError { kind, code: bytes[1] },
-            kind => Transport::IcmpOther { kind },
+            kind @ (128 | 129) => TransportHeader::Echo { request: kind == 128, id: word(4) },
+            kind @ 0..=127 => TransportHeader::IcmpError { kind, code: bytes[1] },
+            kind => TransportHeader::IcmpOther { kind },
         },
         // ICMP in IPv6 and ICMPv6 in IPv4 have no meaning.
-        _ => Transport::Opaque,
+        _ => TransportHeader::Opaque,
     })
 }
 

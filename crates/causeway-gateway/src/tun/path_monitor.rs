@@ -1,9 +1,12 @@
-//! Measures the direct path to a peer: the largest packet it carries, its round-trip time, whether it works at all.
+//! Measures the selected path to a peer: the largest packet it carries, its round-trip time, its loss, whether it works at all.
 //!
-//! Probes (`peer_message`) are sealed like packets and padded to the size under test (RFC 8899). Which address the path
-//! leads to is decided by `path_selector`. Time is an argument.
+//! Probes (`peer_message`) are sealed like packets and padded to the size under test (RFC 8899). `path_selector`
+//! selects the path. Time is an argument.
 
 use std::time::{Duration, Instant};
+
+use super::probe_history::ProbeHistory;
+use super::probe_ids::ProbeIds;
 
 /// The smallest MTU of IPv6, below which there is nothing to measure.
 pub const MTU_MIN: usize = 1280;
@@ -44,11 +47,12 @@ pub struct PathMonitor {
     test: Option<ProbeTest>,
     next_test: Instant,
     raise_after: Instant,
-    next_id: u32,
+    ids: ProbeIds,
     is_dead: bool,
     round_trip: Option<Duration>,
     /// The time of the last check that `suspect` began.
     suspected: Option<Instant>,
+    history: ProbeHistory,
 }
 
 #[derive(Debug)]
@@ -76,16 +80,17 @@ impl PathMonitor {
             test: None,
             next_test: now,
             raise_after: now,
-            next_id: 1,
+            ids: ProbeIds::default(),
             is_dead: false,
             round_trip: None,
             suspected: None,
+            history: ProbeHistory::default(),
         }
     }
 
     /// Begins anew on another path: its size is measured at once.
-    pub fn handle_new_path(&mut self, now: Instant) {
-        *self = PathMonitor { next_id: self.next_id, ..PathMonitor::new(self.sizes[self.top], now) };
+    pub fn handle_new_path(&mut self, mtu_max: usize, now: Instant) {
+        *self = PathMonitor { ids: std::mem::take(&mut self.ids), ..PathMonitor::new(mtu_max, now) };
     }
 
     /// Returns the length of the longest packet that the path carries.
@@ -95,6 +100,11 @@ impl PathMonitor {
 
     pub fn round_trip(&self) -> Option<Duration> {
         self.round_trip
+    }
+
+    /// Returns the lost probes in per cent. Probes of sizes that the path has not carried yet do not count.
+    pub fn loss(&self) -> Option<u32> {
+        self.history.loss()
     }
 
     /// Tells whether probes of the smallest size get no reply.
@@ -130,6 +140,9 @@ impl PathMonitor {
             if test.tries > 0 && now.duration_since(test.sent) < PROBE_TIMEOUT {
                 return None;
             }
+            if test.tries > 0 && test.index <= self.level {
+                self.history.note(false);
+            }
             if test.tries < TRIES {
                 (test.tries, test.sent) = (test.tries + 1, now);
                 let (id, size) = (test.id, self.sizes[test.index]);
@@ -157,6 +170,7 @@ impl PathMonitor {
         if test.tries == 1 {
             self.round_trip = Some(now.duration_since(test.sent));
         }
+        self.history.note(true);
         let was_dead = std::mem::take(&mut self.is_dead);
         self.level = self.level.max(test.index);
         let raises = self.level < self.top && now >= self.raise_after;
@@ -164,8 +178,7 @@ impl PathMonitor {
     }
 
     fn begin(&mut self, index: usize, now: Instant) {
-        self.test = Some(ProbeTest { index, id: self.next_id, tries: 0, sent: now });
-        self.next_id = self.next_id.wrapping_add(1);
+        self.test = Some(ProbeTest { index, id: self.ids.next_id(), tries: 0, sent: now });
     }
 
     fn fail(&mut self, index: usize, now: Instant) {
@@ -225,8 +238,9 @@ mod tests {
         let mut monitor = PathMonitor::new(1420, now);
         run(&mut monitor, &mut now, 5, 1420);
         monitor.suspect(now);
+        assert_eq!(monitor.loss(), Some(0));
         run(&mut monitor, &mut now, 1, 0);
-        assert!(monitor.is_dead());
+        assert!(monitor.is_dead() && monitor.loss() > Some(0));
         run(&mut monitor, &mut now, 3, 1420);
         assert_eq!((monitor.is_dead(), monitor.mtu()), (false, 1420));
     }
@@ -240,10 +254,10 @@ mod tests {
         assert!(monitor.handle_time(now, true).is_some() && !monitor.is_doubtful());
         now += PROBE_TIMEOUT;
         assert!(monitor.handle_time(now, true).is_some() && monitor.is_doubtful() && !monitor.is_dead());
-        monitor.handle_new_path(now);
+        monitor.handle_new_path(1376, now);
         assert!(!monitor.is_doubtful());
         let probe = monitor.handle_time(now, true).unwrap();
-        assert_eq!(probe.size, 1420, "the new path is measured at once");
+        assert_eq!(probe.size, 1376, "the new path is measured at once");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use super::checksum;
-use super::packet::{self, Fragment, ParsedPacket, TcpHeader, Transport};
+use super::packet::{self, Fragment, ParsedPacket, TcpHeader, TransportHeader};
 
 /// The longest answer: IPv6 allows as much as its minimum MTU.
 pub const REPLY_MAX: usize = 1280;
@@ -32,7 +32,7 @@ pub fn reply(
     reason: ReplyReason,
 ) -> Option<usize> {
     let answerable = !matches!(packet.fragment, Fragment::Later { .. })
-        && !matches!(packet.transport, Transport::IcmpError { .. })
+        && !matches!(packet.transport, TransportHeader::IcmpError { .. })
         && !is_group(packet.destination)
         && !is_group(packet.source)
         && !packet.source.is_unspecified();
@@ -40,7 +40,7 @@ pub fn reply(
         return None;
     }
     match (packet.transport, reason) {
-        (Transport::Tcp(tcp), ReplyReason::Prohibited) => reset(out, bytes, packet, tcp),
+        (TransportHeader::Tcp(tcp), ReplyReason::Prohibited) => reset(out, bytes, packet, tcp),
         _ => icmp_error(out, bytes, packet, reason),
     }
 }
@@ -188,7 +188,7 @@ mod tests {
             let error = answer(&bytes, ReplyReason::TooBig { mtu: 1280 }).unwrap();
             assert_eq!(error.len(), if v6 { 1280 } else { 576 });
             let packet = parse(&error).unwrap();
-            assert!(matches!(packet.transport, Transport::IcmpError { .. }));
+            assert!(matches!(packet.transport, packet::TransportHeader::IcmpError { .. }));
             let at = packet::quoted_at(&packet);
             assert_eq!(u16::from_be_bytes([error[at - 2], error[at - 1]]), 1280);
             assert_eq!(packet::parse_quoted(&error[at..]).unwrap().source, parse(&bytes).unwrap().source);

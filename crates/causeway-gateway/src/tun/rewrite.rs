@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use super::checksum::{self, ChecksumState};
-use super::packet::{self, Fragment, ParsedPacket, Transport};
+use super::packet::{self, Fragment, ParsedPacket, TransportHeader};
 use super::translate::{HeaderAddress, replace_address, update_transport};
 
 /// The ends of a packet. Ports of a protocol without ports are ignored. An echo message has its identifier in place of
@@ -41,7 +41,7 @@ pub fn rewrite(bytes: &mut [u8], packet: &ParsedPacket, ends: &PacketEnds, state
         return;
     }
     let quoted = match packet.transport {
-        Transport::IcmpError { .. } => rewrite_quoted(bytes, packet, &ends.reversed()),
+        TransportHeader::IcmpError { .. } => rewrite_quoted(bytes, packet, &ends.reversed()),
         _ => 0,
     };
     rewrite_one(bytes, packet, ends, state);
@@ -80,14 +80,14 @@ fn rewrite_one(bytes: &mut [u8], packet: &ParsedPacket, ends: &PacketEnds, state
     }
     let at = packet.transport_at;
     let ports = match packet.transport {
-        Transport::Tcp(tcp) => {
+        TransportHeader::Tcp(tcp) => {
             [Some((at, tcp.source, ends.source_port)), Some((at + 2, tcp.destination, ends.destination_port))]
         }
-        Transport::Udp { source, destination } => {
+        TransportHeader::Udp { source, destination } => {
             [Some((at, source, ends.source_port)), Some((at + 2, destination, ends.destination_port))]
         }
-        Transport::Echo { request: true, id } => [Some((at + 4, id, ends.source_port)), None],
-        Transport::Echo { request: false, id } => [Some((at + 4, id, ends.destination_port)), None],
+        TransportHeader::Echo { request: true, id } => [Some((at + 4, id, ends.source_port)), None],
+        TransportHeader::Echo { request: false, id } => [Some((at + 4, id, ends.destination_port)), None],
         _ => [None, None],
     };
     for (at, old, new) in ports.into_iter().flatten().filter(|(_, old, new)| old != new) {

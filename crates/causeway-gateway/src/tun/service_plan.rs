@@ -121,6 +121,11 @@ impl ServicePlan {
         self.client_networks.iter().any(|network| network.contains(&address))
     }
 
+    /// Returns the networks in which clients of other sites have addresses.
+    pub fn client_networks(&self) -> &[IpNet] {
+        &self.client_networks
+    }
+
     /// Tells whether packets of translated services cross to or from a peer.
     pub fn is_peer(&self, peer: &TunnelPeerEntry) -> bool {
         self.services.contains_key(&peer.site)

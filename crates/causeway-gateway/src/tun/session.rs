@@ -1,7 +1,7 @@
 //! One peer of the tunnel over time: handshakes, keys and their age, as WireGuard's protocol says (section 6).
 //!
 //! Input: messages of the peer, packets to seal, the time. Output: messages for the wire and opened packets. No
-//! I/O, no clock. Which address a message goes to is decided by `worker`; an authentic message names the address
+//! I/O, no clock. `worker` decides the address of a message; an authentic message names the address
 //! from which the peer can be reached now.
 
 use std::time::{Duration, Instant, SystemTime};
@@ -52,6 +52,8 @@ pub struct PeerSession {
     next: Option<SessionKeys>,
     last_timestamp: Timestamp,
     last_initiation: Option<Instant>,
+    /// See `admits_initiation`.
+    last_initiation_attempt: Option<Instant>,
     last_handshake: Option<Instant>,
     last_sent: Option<Instant>,
     /// The time of the first packet sent since the last one that was received: no answer means a broken session.
@@ -125,6 +127,7 @@ impl PeerSession {
             next: None,
             last_timestamp: Timestamp::default(),
             last_initiation: None,
+            last_initiation_attempt: None,
             last_handshake: None,
             last_sent: None,
             unanswered_since: None,
@@ -202,6 +205,13 @@ impl PeerSession {
         self.wants_handshake = false;
         self.last_sent = Some(now);
         Some(message)
+    }
+
+    /// Returns false if the peer sends initiations over the channel or a relay faster than it may. They are refused before the costly
+    /// part of the handshake; those from an address are held back by cookies.
+    pub fn admits_initiation(&mut self, now: Instant) -> bool {
+        let last = self.last_initiation_attempt.replace(now);
+        last.is_none_or(|last| now.duration_since(last) >= INITIATION_INTERVAL_MIN)
     }
 
     /// Takes an authentic initiation of this peer, and makes the response. None: it is old, or one of too many.

@@ -77,7 +77,7 @@ impl FlowShares {
         Ok(Some(ShareId(slot)))
     }
 
-    pub fn leave(&mut self, share: Option<ShareId>) {
+    pub fn release(&mut self, share: Option<ShareId>) {
         let Some(ShareId(slot)) = share else { return };
         if let Some(share) = self.slots.get_mut(slot).and_then(Option::as_mut) {
             share.flows = share.flows.saturating_sub(1);
@@ -135,7 +135,7 @@ mod tests {
         let one = shares.enter(&right, now).unwrap();
         let _two = shares.enter(&right, now).unwrap();
         assert_eq!(shares.enter(&right, now), Err(OverLimit));
-        shares.leave(one);
+        shares.release(one);
         assert!(shares.enter(&right, now).is_ok());
         let other = FlowRight { subject: Some("shop".into()), ..right };
         assert!(shares.enter(&other, now).is_ok(), "another subject has a share of its own");
@@ -159,7 +159,7 @@ mod tests {
         let right = right(PolicyLimits { connections_per_second: Some(2), ..Default::default() });
         for _ in 0..2 {
             let share = shares.enter(&right, now).unwrap();
-            shares.leave(share);
+            shares.release(share);
         }
         assert_eq!(shares.enter(&right, now), Err(OverLimit));
         assert!(shares.enter(&right, now + Duration::from_secs(1)).is_ok());

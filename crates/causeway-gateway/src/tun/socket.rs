@@ -30,10 +30,32 @@ pub struct TunnelSocket {
     segments: bool,
 }
 
-/// Room for a control message of one `int`, aligned as the kernel wants it.
+/// Room for two control messages of an `int`, aligned as the kernel wants them.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct ControlBuffer([u8; 64]);
+
+impl ControlBuffer {
+    /// Writes a control message at an offset at which the last one ended, and returns the room it takes.
+    #[allow(unsafe_code)]
+    fn append<T>(&mut self, at: usize, level: libc::c_int, kind: libc::c_int, value: T) -> usize {
+        // SAFETY: only computes lengths.
+        let (space, length) = unsafe {
+            let bytes = size_of::<T>() as libc::c_uint;
+            (libc::CMSG_SPACE(bytes) as usize, libc::CMSG_LEN(bytes))
+        };
+        let Some(room) = self.0.get_mut(at..at + space) else { return 0 };
+        let header = room.as_mut_ptr().cast::<libc::cmsghdr>();
+        // SAFETY: `room` has space for header and value; every message takes a multiple of the alignment.
+        unsafe {
+            (*header).cmsg_level = level;
+            (*header).cmsg_type = kind;
+            (*header).cmsg_len = length as _;
+            libc::CMSG_DATA(header).cast::<T>().write_unaligned(value);
+        }
+        space
+    }
+}
 
 /// Buffers for received trains.
 pub struct ReceiveBatch {
@@ -47,6 +69,8 @@ pub struct Received {
     pub from: SocketAddr,
     pub length: usize,
     pub segment: usize,
+    /// DSCP and ECN. The kernel joins only datagrams that have the same.
+    pub traffic_class: u8,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +86,7 @@ const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPE
 
 impl Default for ReceiveBatch {
     fn default() -> ReceiveBatch {
-        let nothing = Received { from: NOWHERE, length: 0, segment: 0 };
+        let nothing = Received { from: NOWHERE, length: 0, segment: 0, traffic_class: 0 };
         ReceiveBatch { buffers: vec![vec![0; BUFFER_BYTES]; BATCH], meta: [nothing; BATCH] }
     }
 }
@@ -91,6 +115,11 @@ impl TunnelSocket {
         if port.is_v6 {
             let _ = port.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE);
         }
+        // Without them congestion marks of the path are not seen; packets cross all the same.
+        let _ = port.set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1);
+        if port.is_v6 {
+            let _ = port.set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1);
+        }
         port.socket.bind(&SockAddr::from(address))?;
         let gro = port.set(libc::IPPROTO_UDP, UDP_GRO, 1);
         let segments = port.set(libc::IPPROTO_UDP, UDP_SEGMENT, 0);
@@ -118,9 +147,20 @@ impl TunnelSocket {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Sends a train of datagrams with `segment` bytes each; the last one may be shorter.
+    /// Sends a train of datagrams with `segment` bytes each; the last one may be shorter. All have the traffic class.
     #[allow(unsafe_code)]
-    pub fn send(&self, to: SocketAddr, bytes: &[u8], segment: usize) -> Result<(), SendError> {
+    pub fn send(
+        &self,
+        to: SocketAddr,
+        bytes: &[u8],
+        segment: usize,
+        traffic_class: u8,
+    ) -> Result<(), SendError> {
+        // A socket of IPv6 takes the control message of IPv4 for a destination of IPv4.
+        let (class_level, class_type) = match to.ip().to_canonical().is_ipv4() {
+            true => (libc::IPPROTO_IP, libc::IP_TOS),
+            false => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+        };
         let to = SockAddr::from(match (self.is_v6, to) {
             (true, SocketAddr::V4(v4)) => SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())),
             _ => to,
@@ -133,17 +173,17 @@ impl TunnelSocket {
         message.msg_namelen = to.len();
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
+        let mut control_bytes = 0;
         if bytes.len() > segment {
+            control_bytes += control.append(control_bytes, libc::IPPROTO_UDP, UDP_SEGMENT, segment as u16);
+        }
+        if traffic_class != 0 {
+            let class = libc::c_int::from(traffic_class);
+            control_bytes += control.append(control_bytes, class_level, class_type, class);
+        }
+        if control_bytes > 0 {
             message.msg_control = control.0.as_mut_ptr().cast();
-            // SAFETY: `control` is aligned and has room for one control message with a `u16`.
-            unsafe {
-                message.msg_controllen = libc::CMSG_SPACE(2) as _;
-                let header = libc::CMSG_FIRSTHDR(&raw const message);
-                (*header).cmsg_level = libc::IPPROTO_UDP;
-                (*header).cmsg_type = UDP_SEGMENT;
-                (*header).cmsg_len = libc::CMSG_LEN(2) as _;
-                libc::CMSG_DATA(header).cast::<u16>().write_unaligned(segment as u16);
-            }
+            message.msg_controllen = control_bytes as _;
         }
         // SAFETY: every pointer in `message` is to memory that outlives the call; the kernel only reads it.
         let sent = unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
@@ -192,29 +232,39 @@ impl TunnelSocket {
         }
         for index in 0..count as usize {
             let length = headers[index].msg_len as usize;
-            let segment =
-                segment_of(&headers[index].msg_hdr).filter(|segment| *segment > 0).unwrap_or(length);
+            let (segment, traffic_class) = control_of(&headers[index].msg_hdr);
+            let segment = segment.filter(|segment| *segment > 0).unwrap_or(length);
             let from = address_of(&addresses[index], headers[index].msg_hdr.msg_namelen);
-            batch.meta[index] = Received { from: from.unwrap_or(NOWHERE), length, segment };
+            batch.meta[index] = Received { from: from.unwrap_or(NOWHERE), length, segment, traffic_class };
         }
         Ok(count as usize)
     }
 }
 
-/// Reads the size of the datagrams that the kernel has joined.
+/// Reads the size of the datagrams that the kernel has joined, and their traffic class.
 #[allow(unsafe_code)]
-fn segment_of(header: &libc::msghdr) -> Option<usize> {
-    // SAFETY: the kernel has written the control messages, and the macros stay within their length.
+fn control_of(header: &libc::msghdr) -> (Option<usize>, u8) {
+    let (mut segment, mut traffic_class) = (None, 0);
+    // SAFETY: the kernel has written the control messages, and the macros stay within their length. `IP_TOS` is one byte,
+    // the other two are an `int`.
     unsafe {
         let mut control = libc::CMSG_FIRSTHDR(header);
         while !control.is_null() {
-            if (*control).cmsg_level == libc::IPPROTO_UDP && (*control).cmsg_type == UDP_GRO {
-                return usize::try_from(libc::CMSG_DATA(control).cast::<libc::c_int>().read_unaligned()).ok();
+            let data = libc::CMSG_DATA(control);
+            match ((*control).cmsg_level, (*control).cmsg_type) {
+                (libc::IPPROTO_UDP, UDP_GRO) => {
+                    segment = usize::try_from(data.cast::<libc::c_int>().read_unaligned()).ok();
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS) => traffic_class = *data,
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    traffic_class = data.cast::<libc::c_int>().read_unaligned() as u8;
+                }
+                _ => {}
             }
             control = libc::CMSG_NXTHDR(header, control);
         }
     }
-    None
+    (segment, traffic_class)
 }
 
 /// Reads the sender. An IPv4 sender at an IPv6 socket is returned as IPv4.
@@ -276,11 +326,11 @@ mod tests {
     fn trains_of_128_segments_pass_and_longer_ones_are_an_error_of_their_own() {
         let (one, other) = pair();
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, one.local_addr().unwrap().port()));
-        other.send(to, &[1; 128 * 100], 100).unwrap();
+        other.send(to, &[1; 128 * 100], 100, 0).unwrap();
         assert_eq!(receive(&one, 12_800), [1; 12_800]);
-        assert!(other.send(to, &[1; 129 * 100], 100).is_err());
-        assert!(matches!(other.send(to, &[1; TRAIN_BYTES_MAX + 1], 1400), Err(SendError::TooLong)));
-        other.send(to, &[2; 50], 100).unwrap();
+        assert!(other.send(to, &[1; 129 * 100], 100, 0).is_err());
+        assert!(matches!(other.send(to, &[1; TRAIN_BYTES_MAX + 1], 1400, 0), Err(SendError::TooLong)));
+        other.send(to, &[2; 50], 100, 0).unwrap();
         assert_eq!(receive(&one, 50), [2; 50], "an error has no consequence for what follows");
     }
 
@@ -288,12 +338,38 @@ mod tests {
     fn a_sender_of_ipv4_is_known_by_its_ipv4_address() {
         let (one, other) = pair();
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, other.local_addr().unwrap().port()));
-        one.send(to, b"hello", 5).unwrap();
+        one.send(to, b"hello", 5, 0).unwrap();
         let mut wait = [rustix::event::PollFd::new(&other, rustix::event::PollFlags::IN)];
         rustix::event::poll(&mut wait, None).unwrap();
         let mut batch = ReceiveBatch::default();
         assert_eq!(other.receive(&mut batch).unwrap(), 1);
         let (received, bytes) = batch.train(0);
         assert_eq!((received.from, &*bytes), (one.local_addr().unwrap(), &b"hello"[..]));
+    }
+    #[test]
+    fn the_traffic_class_of_a_train_arrives_with_it() {
+        let (one, other) = pair();
+        let ends = [&one, &other].map(|socket| socket.local_addr().unwrap().port());
+        let check = |from: &TunnelSocket, to: (&TunnelSocket, SocketAddr), class: u8| {
+            from.send(to.1, &[3; 5 * 100], 100, class).unwrap();
+            let (mut batch, mut length) = (ReceiveBatch::default(), 0);
+            while length < 500 {
+                let mut wait = [rustix::event::PollFd::new(to.0, rustix::event::PollFlags::IN)];
+                rustix::event::poll(&mut wait, None).unwrap();
+                for index in 0..to.0.receive(&mut batch).unwrap_or(0) {
+                    let received = batch.train(index).0;
+                    assert_eq!((received.segment, received.traffic_class), (100, class), "{}", to.1);
+                    length += received.length;
+                }
+            }
+        };
+        // From IPv6 to IPv4, from IPv4 to IPv6, and with IPv6 alone where the host has it.
+        for class in [46 << 2 | 0b10, 0b11, 0, 0xff] {
+            check(&other, (&one, (Ipv4Addr::LOCALHOST, ends[0]).into()), class);
+            check(&one, (&other, (Ipv4Addr::LOCALHOST, ends[1]).into()), class);
+            if let Ok(six) = TunnelSocket::bind("[::1]:0".parse().unwrap()) {
+                check(&other, (&six, six.local_addr().unwrap()), class);
+            }
+        }
     }
 }

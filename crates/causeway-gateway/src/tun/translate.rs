@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 
 use super::checksum::{self, ChecksumState};
-use super::packet::{self, Fragment, ParsedPacket, Transport};
+use super::packet::{self, Fragment, ParsedPacket, TransportHeader};
 
 /// The direction of a packet, seen from this gateway.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -84,7 +84,7 @@ impl PrefixTable {
         };
         let new = self.replacement(old, direction);
         let quoted = match packet.transport {
-            Transport::IcmpError { .. } => self.translate_quoted(bytes, packet, direction),
+            TransportHeader::IcmpError { .. } => self.translate_quoted(bytes, packet, direction),
             _ => 0,
         };
         if let Some(new) = new {

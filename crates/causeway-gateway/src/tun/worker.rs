@@ -6,27 +6,38 @@
 
 mod admit;
 mod admit_service;
+mod demand;
 mod inbound;
 mod outbound;
 pub mod peers;
 mod records;
+mod relay;
 mod train;
 
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
+use causeway_netmap::GatewayName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::counters::{DropReason, TunnelCounters};
-use super::device::TunDevice;
+use super::busy_poll::{BusyPoll, Turn};
+use super::counters::{DropReason, PathLabel, TunnelCounters};
 use super::flow::{FLOWS_MAX, FlowTable};
 use super::join::{FrameSink, Joiner};
 use super::noise::{MacKeys, StaticKeys};
 use super::offload::FrameHeader;
+use super::packet_device::PacketDevice;
+use super::path_selector::PathTarget;
+use super::pending_frames::PendingFrames;
 use super::plan::ForwardPlan;
+use super::relay_permit::RelayBudget;
 use super::reply::REPLY_MAX;
 use super::socket::{ReceiveBatch, TunnelSocket};
+use super::translate::Direction;
 use super::{TunnelShared, TunnelState};
 use admit_service::ServiceTranslator;
 use peers::PeerTable;
@@ -45,7 +56,7 @@ const FRAMES_MAX: usize = 32;
 pub struct Worker {
     shared: Arc<TunnelShared>,
     /// None: this gateway has no networks, and is there for its peers to find their own addresses.
-    device: Option<TunDevice>,
+    device: Option<PacketDevice>,
     socket: TunnelSocket,
     keys: StaticKeys,
     macs: MacKeys,
@@ -56,7 +67,19 @@ pub struct Worker {
     joiner: Joiner,
     train: Train,
     frame: Vec<u8>,
+    /// Frames to members of large communities, and packets of members over the channel, that came before their peer.
+    pending: PendingFrames,
+    early: VecDeque<(GatewayName, Bytes, Instant)>,
+    /// The time of the next search for peers that are silent.
+    next_silence_look: Instant,
+    /// A packet that is sent through a relay.
+    relay_frame: Vec<u8>,
+    /// The rate at which this gateway forwards for all senders together.
+    relay_total: RelayBudget,
     batch: Option<ReceiveBatch>,
+    /// None: a machine with one core, where no other thread could work during a poll.
+    busy_poll: Option<BusyPoll>,
+    turn: Turn,
     counters: TunnelCounters,
     published: TunnelCounters,
     mtu_max: usize,
@@ -66,20 +89,43 @@ pub struct Worker {
     initiations: (u32, Instant),
     /// Answers that are left for this second.
     replies: u32,
+    /// DSCP and ECN of the datagram that is being read.
+    outer_class: u8,
 }
 
+/// The result of a wait.
+#[derive(Clone, Copy)]
+struct Ready {
+    socket: bool,
+    device: bool,
+    wake: bool,
+}
+
+impl Ready {
+    fn is_any(self) -> bool {
+        self.socket || self.device || self.wake
+    }
+}
+
+fn has_cores() -> bool {
+    thread::available_parallelism().is_ok_and(|count| count.get() > 1)
+}
+
+/// A packet of jumbo size, sealed, with its head.
+const RELAY_FRAME_BYTES: usize = 16_384;
 /// ICMP errors and resets per second.
 const REPLIES_PER_SECOND: u32 = 1000;
 
 impl Worker {
     pub fn new(
         shared: Arc<TunnelShared>,
-        device: Option<TunDevice>,
+        device: Option<PacketDevice>,
         socket: TunnelSocket,
         keys: StaticKeys,
         mtu: usize,
+        relay_bytes_per_second: u64,
     ) -> Worker {
-        let offloads = device.as_ref().map(TunDevice::offloads).unwrap_or_default();
+        let offloads = device.as_ref().map(PacketDevice::offloads).unwrap_or_default();
         let now = Instant::now();
         Worker {
             macs: MacKeys::of(keys.public()),
@@ -90,13 +136,21 @@ impl Worker {
             flows: FlowTable::new(FLOWS_MAX),
             translator: ServiceTranslator::new(&keys.secret_for("causeway client numbers")),
             frame: vec![0; 65_536 + FrameHeader::BYTES],
+            pending: PendingFrames::default(),
+            early: VecDeque::new(),
+            next_silence_look: now + demand::SILENCE_LOOK,
+            relay_frame: vec![0; RELAY_FRAME_BYTES],
+            relay_total: RelayBudget::new(relay_bytes_per_second),
             batch: Some(ReceiveBatch::default()),
+            busy_poll: has_cores().then(|| BusyPoll::new(now)),
+            turn: Turn::default(),
             counters: TunnelCounters::default(),
             published: TunnelCounters::default(),
             mtu_max: mtu,
             cookie_secret: ([0; 32], now),
             initiations: (0, now),
             replies: REPLIES_PER_SECOND,
+            outer_class: 0,
             shared,
             device,
             socket,
@@ -111,11 +165,19 @@ impl Worker {
         while !self.shared.is_stopping() {
             self.follow_plan();
             let tick = if self.peers.iter().next().is_some() { TICK } else { IDLE_TICK };
-            self.wait(next_tick)?;
+            let ready = self.wait(next_tick)?;
             let now = Instant::now();
-            self.receive(now);
-            self.send(now)?;
+            self.turn = Turn::default();
+            if ready.socket {
+                self.receive(now);
+            }
+            if ready.device {
+                self.send(now)?;
+            }
             self.take_carried(now);
+            if let Some(busy_poll) = &mut self.busy_poll {
+                busy_poll.handle_turn(&self.turn, now);
+            }
             if now >= next_tick {
                 self.handle_time(now);
                 next_tick = now + tick;
@@ -130,8 +192,28 @@ impl Worker {
         Ok(())
     }
 
-    fn wait(&self, until: Instant) -> io::Result<()> {
-        let timeout = until.saturating_duration_since(Instant::now());
+    /// Waits for packets, a wake or the next timer; where an answer is expected, by polling.
+    fn wait(&mut self, until: Instant) -> io::Result<Ready> {
+        let mut now = Instant::now();
+        while let Some(busy_poll) = &mut self.busy_poll
+            && busy_poll.is_polling(now)
+            && now < until
+        {
+            let ready = self.poll(Duration::ZERO)?;
+            if ready.is_any() {
+                return Ok(ready);
+            }
+            let before = Instant::now();
+            thread::yield_now();
+            now = Instant::now();
+            if let Some(busy_poll) = &mut self.busy_poll {
+                busy_poll.handle_yield(now.duration_since(before), now);
+            }
+        }
+        self.poll(until.saturating_duration_since(now))
+    }
+
+    fn poll(&self, timeout: Duration) -> io::Result<Ready> {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let socket = PollFd::new(&self.socket, PollFlags::IN);
         let device = self.device.as_ref().map(|device| PollFd::new(device, PollFlags::IN));
@@ -139,15 +221,18 @@ impl Worker {
         // The socket stands in for a file that is not there.
         let (device, wake) =
             (device.unwrap_or_else(|| socket.clone()), wake.unwrap_or_else(|| socket.clone()));
-        let polled = poll(&mut [socket, device, wake], Some(&timeout));
-        match polled {
+        let mut files = [socket, device, wake];
+        match poll(&mut files, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        if self.shared.take_wake() {
+        let wake = self.shared.take_wake();
+        if wake {
             self.shared.wake.clear();
         }
-        Ok(())
+        let [socket, device, _] = files;
+        // An error of a file is found by reading it.
+        Ok(Ready { socket: !socket.revents().is_empty(), device: !device.revents().is_empty(), wake })
     }
 
     fn receive(&mut self, now: Instant) {
@@ -156,7 +241,9 @@ impl Worker {
             let count = self.socket.receive(&mut batch).unwrap_or(0);
             for index in 0..count {
                 let (received, bytes) = batch.train(index);
+                self.outer_class = received.traffic_class;
                 for message in bytes.chunks_mut(received.segment.max(1)) {
+                    self.turn.add(Direction::Inbound, message.len());
                     self.handle_message(message, inbound::Origin::Address(received.from), now);
                 }
             }
@@ -165,9 +252,10 @@ impl Worker {
             }
         }
         self.batch = Some(batch);
+        self.outer_class = 0;
         self.joiner.flush(&mut self.device);
         self.flush_train();
-        let refusals = self.device.as_mut().map(TunDevice::take_refusals).unwrap_or_default();
+        let refusals = self.device.as_mut().map(PacketDevice::take_refusals).unwrap_or_default();
         self.counters.dropped[DropReason::Device as usize] += refusals.frames;
         if refusals.segments {
             self.joiner.disable();
@@ -184,7 +272,11 @@ impl Worker {
         for _ in 0..FRAMES_MAX {
             let Some(device) = &mut self.device else { break };
             match device.read(&mut frame) {
-                Ok(length) => self.handle_frame(&mut frame[..length], now),
+                Ok(Some(place)) => {
+                    self.turn.add(Direction::Outbound, place.len());
+                    self.handle_frame(&mut frame[place], now);
+                }
+                Ok(None) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
                     result = Err(error);
@@ -202,6 +294,8 @@ impl Worker {
             if let Some(slot) = self.peers.by_name(&gateway) {
                 let mut message = packet.to_vec();
                 self.handle_message(&mut message, inbound::Origin::Channel(slot), now);
+            } else {
+                self.keep_early(gateway, packet, now);
             }
         }
         self.joiner.flush(&mut self.device);
@@ -218,14 +312,22 @@ impl Worker {
         let now = Instant::now();
         self.peers.follow(&self.plan, self.mtu_max, now);
         self.translator.follow(&self.plan, &self.peers);
+        if let Some(device) = &mut self.device {
+            device.follow(&self.plan);
+        }
         let (plan, peers, context) = (&self.plan, &self.peers, &self.shared.context);
         let judge = |flow: &mut super::flow::Flow| admit::judge_again(plan, peers, flow);
         self.flows
             .judge(judge, |flow, end| context.audit.record(records::of_end(&plan.view, &flow, end, now)));
+        self.take_up_pending(now);
     }
 
     fn handle_time(&mut self, now: Instant) {
         self.ask_relays(now);
+        if let Some(device) = &mut self.device {
+            device.handle_time(now);
+        }
+        self.handle_demand_time(now);
         for slot in 0..self.peers.slots() {
             self.handle_peer_time(slot, now);
         }
@@ -263,13 +365,22 @@ impl Worker {
             listen: self.socket.local_addr().ok(),
             flows: self.flows.len(),
             dropped: self.counters.dropped_by_reason(),
+            relayed: self.counters.relayed,
+            on_demand: self.plan.view.on_demand.is_some(),
             ..TunnelState::default()
         };
+        let mut paths = BTreeMap::new();
         for peer in self.peers.iter() {
             let mut shown = peer.state(now);
+            if let Some(PathTarget::Relay(relay)) = peer.target() {
+                shown.relay = self.peers.relay_name(relay).map(ToString::to_string);
+            }
+            let relay = shown.relay.clone().unwrap_or_default();
+            *paths.entry(PathLabel { path: shown.path.word(), relay }).or_default() += 1;
             shown.carries_networks |= self.plan.services.is_peer(&peer.planned.entry);
             state.peers.insert(peer.planned.entry.gateway.to_string(), shown);
         }
+        self.shared.metrics.publish_paths(&paths);
         self.shared.publish(state);
     }
 }
@@ -288,7 +399,9 @@ impl peers::Peer {
                 let at = SystemTime::now().checked_sub(now.saturating_duration_since(moment))?;
                 Some(crate::audit::timestamp(at))
             }),
-            rtt_us: match self.direct() {
+            relay: None,
+            loss_percent: self.target().and_then(|_| self.monitor.loss()),
+            rtt_us: match self.target() {
                 Some(_) => self.monitor.round_trip().or(self.selector.round_trip()),
                 None => self.carried.round_trip,
             }

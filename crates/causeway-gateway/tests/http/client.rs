@@ -74,7 +74,7 @@ impl Client {
     /// Sends a request and returns status, headers, body and trailers.
     pub async fn ask(&mut self, request: http::request::Builder, body: Sent) -> Heard {
         let response = self.send(request, body).await;
-        within(hear(response)).await
+        within(read_response(response)).await
     }
 }
 
@@ -86,7 +86,7 @@ pub struct Heard {
     pub trailers: Option<HeaderMap>,
 }
 
-pub async fn hear(response: Response<Incoming>) -> Heard {
+pub async fn read_response(response: Response<Incoming>) -> Heard {
     let (parts, body) = response.into_parts();
     let collected = body.collect().await.unwrap();
     let trailers = collected.trailers().cloned();

@@ -12,7 +12,7 @@ use causeway_gateway::proxy::http::{self, ClientEntry};
 use causeway_gateway::{Gateway, GatewayOptions, GatewayParts};
 use causeway_netmap::{
     BackendEndpoint, BackendTlsSettings, DnsName, ExposureEntry, GatewayEntry as GatewayFact, Generation,
-    Netmap, NetmapEntry, NetmapView, PolicyEntry, PolicyHttpRule, PolicyLimits, PresenceEntry, PresenceIp,
+    NetmapEntry, NetmapView, PolicyEntry, PolicyHttpRule, PolicyLimits, PresenceEntry, PresenceIp,
     ServiceEntry, ServiceProtocol,
 };
 use tokio::net::TcpListener;
@@ -128,8 +128,7 @@ fn gateway(site: &str, drain: bool) -> NetmapEntry {
 }
 
 fn view(facts: impl Iterator<Item = NetmapEntry>) -> NetmapView {
-    let entries = facts.map(|fact| fact.encode()).collect();
-    NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+    NetmapView::of_entries(Generation { epoch: 1, revision: 1 }, facts).unwrap()
 }
 
 /// Keeps all audit records.
@@ -190,7 +189,7 @@ impl Lab {
         Lab::at(plan, ClientEntry::Presence("web".into())).await
     }
 
-    pub async fn at(plan: Plan, door: ClientEntry) -> Lab {
+    pub async fn at(plan: Plan, entry: ClientEntry) -> Lab {
         let (one, other) = tokio::io::duplex(256 << 10);
         let meta = TcpPeer { remote_address: "127.0.0.1:1".parse().unwrap(), certificate: None };
         let limits = LinkLimits::default();
@@ -229,7 +228,7 @@ impl Lab {
             let shared = oslo.proxy().clone();
             async move {
                 while let Ok((stream, client)) = listener.accept().await {
-                    tokio::spawn(http::outbound::serve(shared.clone(), stream, client, door.clone()));
+                    tokio::spawn(http::serve_client(shared.clone(), stream, client, entry.clone()));
                 }
             }
         }));

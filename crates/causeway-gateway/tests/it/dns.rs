@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use causeway_gateway::dns::{DnsOptions, DnsServer, DnsState, ForwardTimeouts};
 use causeway_netmap::{
-    DnsName, GatewayEntry, Generation, Netmap, NetmapEntry, NetmapView, PolicyEntry, PresenceEntry,
-    PresenceIp, ServiceProtocol,
+    DnsName, GatewayEntry, Generation, NetmapEntry, NetmapView, PolicyEntry, PresenceEntry, PresenceIp,
+    ServiceProtocol,
 };
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::TXT;
@@ -28,16 +28,9 @@ const DEADLINE: Duration = Duration::from_secs(20);
 fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<NetmapView> {
     let facts = [
         NetmapEntry::Gateway(GatewayEntry {
-            name: "oslo-1".into(),
-            site: "oslo".into(),
             ip: gateway_ip.map(|ip| ip.parse().unwrap()),
             presence_cidrs: vec!["198.18.0.0/16".parse().unwrap()],
-            priority: 0,
-            relay: false,
-            prefer: Default::default(),
-            drain: false,
-            tunnel_networks: Vec::new(),
-            mappings: Vec::new(),
+            ..GatewayEntry::named("oslo-1", "oslo")
         }),
         NetmapEntry::Presence(PresenceEntry {
             service: "camera".into(),
@@ -58,8 +51,7 @@ fn view(addresses: u8, gateway_ip: Option<&str>) -> Arc<NetmapView> {
             ports: Vec::new(),
         }),
     ];
-    let entries = facts.iter().map(NetmapEntry::encode).collect();
-    Arc::new(NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap()))
+    Arc::new(NetmapView::of_entries(Generation { epoch: 1, revision: 1 }, &facts).unwrap())
 }
 
 struct Lab {

@@ -6,4 +6,7 @@ mod dns;
 mod foreign_bytes;
 mod links;
 mod packets;
+mod relay;
+#[cfg(feature = "traces")]
+mod traces;
 mod udp;

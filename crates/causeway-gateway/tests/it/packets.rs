@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use causeway_channel::link::{Link, Stream, StreamHeader, StreamPurpose, Transport};
+use causeway_channel::link::{DatagramFlow, Link, Stream, StreamHeader, StreamPurpose, Transport};
+use causeway_channel::wire::datagrams::FramedDatagram;
 use causeway_gateway::audit::{AuditRecord, AuditSink};
-use causeway_gateway::packet_carrier::{self, ChannelCarrier, PacketHandler};
+use causeway_gateway::packet_carrier::{self, PacketCarrier, PacketHandler};
 use causeway_gateway::peers::{BoxedFuture, GatewayPeers, PeerError};
 use causeway_gateway::{Gateway, GatewayOptions, GatewayParts};
-use causeway_netmap::{GatewayName, NetmapView, TunnelCipher, TunnelKey, TunnelPeerEntry};
+use causeway_netmap::{GatewayName, NetmapView, OnDemandEntry, TunnelCipher, TunnelKey, TunnelPeerEntry};
 use tokio::sync::{mpsc, watch};
 
 use crate::links;
@@ -51,7 +52,7 @@ fn view(gateway: &str, site: &str, plain_wireguard: bool) -> Arc<NetmapView> {
     Arc::new(view)
 }
 
-fn gateway(view: Arc<NetmapView>, link: Option<Link>) -> (Gateway, watch::Sender<Arc<NetmapView>>) {
+pub fn gateway(view: Arc<NetmapView>, link: Option<Link>) -> (Gateway, watch::Sender<Arc<NetmapView>>) {
     let (netmaps, netmap) = watch::channel(view);
     let gateway = Gateway::new(GatewayParts {
         netmaps: netmap,
@@ -63,8 +64,8 @@ fn gateway(view: Arc<NetmapView>, link: Option<Link>) -> (Gateway, watch::Sender
     (gateway, netmaps)
 }
 
-fn carrier(gateway: &Gateway) -> Arc<ChannelCarrier> {
-    let carrier = ChannelCarrier::new(gateway.context().clone());
+fn carrier(gateway: &Gateway) -> Arc<PacketCarrier> {
+    let carrier = PacketCarrier::new(gateway.context().clone());
     carrier.start();
     carrier
 }
@@ -123,6 +124,38 @@ async fn packets_of_a_gateway_that_is_no_peer_are_refused() {
         let ended = tokio::time::timeout(DEADLINE, read).await.unwrap();
         assert!(ended.is_err(), "{gateway_name} {site} {is_plain}: {ended:?}");
     }
+}
+
+#[tokio::test]
+async fn a_gateway_that_becomes_no_peer_takes_no_place_from_one_that_does() {
+    let on_demand = |mut view: NetmapView| {
+        view.on_demand = Some(OnDemandEntry { networks: vec!["10.0.0.0/8".parse().unwrap()] });
+        Arc::new(view)
+    };
+    let (near, far, _port) = links::pair(Transport::Tcp).await;
+    let (berlin, netmaps) = gateway(on_demand(NetmapView::default()), None);
+    let (taken, mut arrived) = mpsc::unbounded_channel();
+    let handle: PacketHandler = Arc::new(move |from: &GatewayName, _| drop(taken.send(from.to_string())));
+    let mut receiving = tokio::task::JoinSet::new();
+    let mut open = async |gateway: &str| {
+        let header = StreamHeader { datagrams: true, ..StreamHeader::new(StreamPurpose::Packets) };
+        let sent = near.open_stream(header).await.unwrap();
+        let (_, stream) = far.accept_stream().await.unwrap();
+        let peer = ("oslo".into(), gateway.into());
+        receiving.spawn(packet_carrier::receive(berlin.context().clone(), peer, stream, handle.clone()));
+        // The stream takes its place before the next one comes.
+        tokio::task::yield_now().await;
+        sent
+    };
+    let mut streams = Vec::new();
+    for _ in 0..100 {
+        streams.push(open("mallory-1").await);
+    }
+    let mut oslo = DatagramFlow::from(open("oslo-1").await);
+    netmaps.send_replace(on_demand((*view("oslo-1", "oslo", false)).clone()));
+    oslo.send.send(FramedDatagram::new(b"packet").unwrap()).await.unwrap();
+    let from = tokio::time::timeout(DEADLINE, arrived.recv()).await.unwrap();
+    assert_eq!(from.as_deref(), Some("oslo-1"));
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use causeway_gateway::peers::{BoxedFuture, GatewayPeers, PeerError};
 use causeway_gateway::proxy::udp::UdpOptions;
 use causeway_gateway::{Gateway, GatewayOptions, GatewayParts};
 use causeway_netmap::{
-    BackendEndpoint, ExposureEntry, Generation, Netmap, NetmapEntry, NetmapView, PolicyEntry, PresenceEntry,
+    BackendEndpoint, ExposureEntry, Generation, NetmapEntry, NetmapView, PolicyEntry, PresenceEntry,
     PresenceIp, ServiceEntry, ServiceProtocol,
 };
 use tokio::net::UdpSocket;
@@ -34,18 +34,7 @@ fn presence() -> SocketAddr {
 /// The netmap of the gateway of `site`, when `allowed` may use `echo` and Berlin has these backends.
 fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) -> Arc<NetmapView> {
     let mut facts = vec![
-        NetmapEntry::Gateway(causeway_netmap::GatewayEntry {
-            name: format!("{site}-1").as_str().into(),
-            site: site.into(),
-            ip: None,
-            presence_cidrs: vec![],
-            priority: 0,
-            relay: false,
-            prefer: Default::default(),
-            drain: false,
-            tunnel_networks: Vec::new(),
-            mappings: Vec::new(),
-        }),
+        NetmapEntry::Gateway(causeway_netmap::GatewayEntry::named(format!("{site}-1").as_str(), site)),
         NetmapEntry::Policy(PolicyEntry {
             name: "guests".into(),
             servers: vec![],
@@ -82,8 +71,7 @@ fn view(revision: u64, site: &str, allowed: &[&str], backends: &[SocketAddr]) ->
             policies: vec!["guests".into()],
         }));
     }
-    let entries = facts.iter().map(NetmapEntry::encode).collect();
-    Arc::new(NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision }, entries, None).unwrap()))
+    Arc::new(NetmapView::of_entries(Generation { epoch: 1, revision }, &facts).unwrap())
 }
 
 #[derive(Clone, Default)]

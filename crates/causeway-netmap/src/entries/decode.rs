@@ -10,9 +10,9 @@ use prost::Message;
 use super::*;
 use crate::wire::{
     BackendMessage, BackendTlsMessage, CommunityMessage, ExposureMessage, GatewayMessage, HealthCheckMessage,
-    HostMessage, MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage, PresenceMessage,
-    ServiceMessage, SiteMessage, SubjectMessage, TranslatedExposureMessage, TranslatedPresenceMessage,
-    TranslatedServiceMessage, TunnelPeerMessage,
+    HostMessage, MappingMessage, NodeMessage, OnDemandMessage, PolicyMessage, PortRuleMessage,
+    PresenceMessage, RelayGroupMessage, ServiceMessage, SiteMessage, SubjectMessage,
+    TranslatedExposureMessage, TranslatedPresenceMessage, TranslatedServiceMessage, TunnelPeerMessage,
 };
 
 type Found<T> = Result<T, &'static str>;
@@ -40,6 +40,10 @@ pub fn decode(key: &EntryKey, value: &Bytes) -> Result<Option<NetmapEntry>, Netm
             message(value).and_then(|message| tunnel_peer(name, message)).map(NetmapEntry::TunnelPeer)
         }
         kind::COMMUNITY => message(value).map(|message| NetmapEntry::Community(community(name, message))),
+        kind::RELAY_GROUP => {
+            message(value).map(|message| NetmapEntry::RelayGroup(relay_group(name, message)))
+        }
+        kind::ON_DEMAND => message(value).and_then(on_demand).map(NetmapEntry::OnDemand),
         _ => return Ok(None),
     };
     fact.map(Some).map_err(|why| NetmapEntryError { key: key.clone(), why })
@@ -204,6 +208,18 @@ fn community(name: &str, message: CommunityMessage) -> CommunityEntry {
         members: names(message.members),
         policies: (message.is_narrowed || !policies.is_empty()).then_some(policies),
     }
+}
+
+fn relay_group(name: &str, message: RelayGroupMessage) -> RelayGroupEntry {
+    RelayGroupEntry { name: name.to_owned(), sites: names(message.sites) }
+}
+
+fn on_demand(message: OnDemandMessage) -> Found<OnDemandEntry> {
+    let network = |bytes: &Vec<u8>| {
+        let (length, address) = bytes.split_last().ok_or("a network without a prefix length")?;
+        IpNet::new(ip(address)?, *length).map_err(|_| "a network that cannot be read")
+    };
+    Ok(OnDemandEntry { networks: message.networks.iter().map(network).collect::<Found<_>>()? })
 }
 
 fn subject(server: &str, message: SubjectMessage) -> Found<SubjectEntry> {

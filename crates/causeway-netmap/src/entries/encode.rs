@@ -10,9 +10,9 @@ use prost::Message;
 use super::*;
 use crate::wire::{
     BackendMessage, BackendTlsMessage, CommunityMessage, ExposureMessage, GatewayMessage, HealthCheckMessage,
-    HostMessage, HttpRuleMessage, LimitsMessage, MappingMessage, NodeMessage, PolicyMessage, PortRuleMessage,
-    PresenceMessage, ServiceMessage, SiteMessage, SubjectMessage, TranslatedExposureMessage,
-    TranslatedPresenceMessage, TranslatedServiceMessage, TunnelPeerMessage,
+    HostMessage, HttpRuleMessage, LimitsMessage, MappingMessage, NodeMessage, OnDemandMessage, PolicyMessage,
+    PortRuleMessage, PresenceMessage, RelayGroupMessage, ServiceMessage, SiteMessage, SubjectMessage,
+    TranslatedExposureMessage, TranslatedPresenceMessage, TranslatedServiceMessage, TunnelPeerMessage,
 };
 
 pub fn encode(fact: &NetmapEntry) -> (EntryKey, Bytes) {
@@ -66,7 +66,21 @@ pub fn encode(fact: &NetmapEntry) -> (EntryKey, Bytes) {
                 is_narrowed: community.policies.is_some(),
             }),
         ),
+        NetmapEntry::RelayGroup(group) => (
+            EntryKey::of(kind::RELAY_GROUP, &group.name),
+            bytes(&RelayGroupMessage { sites: texts(&group.sites) }),
+        ),
+        NetmapEntry::OnDemand(entry) => (
+            EntryKey::new(kind::ON_DEMAND),
+            bytes(&OnDemandMessage { networks: entry.networks.iter().map(network_bytes).collect() }),
+        ),
     }
+}
+
+fn network_bytes(network: &IpNet) -> Vec<u8> {
+    let mut bytes = ip_bytes(Some(network.addr()));
+    bytes.push(network.prefix_len());
+    bytes
 }
 
 fn bytes(message: &impl Message) -> Bytes {

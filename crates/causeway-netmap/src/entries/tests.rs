@@ -121,6 +121,13 @@ fn facts() -> Vec<NetmapEntry> {
         community(None),
         community(Some(vec!["p".into()])),
         community(Some(Vec::new())),
+        NetmapEntry::RelayGroup(RelayGroupEntry {
+            name: "service:plc".into(),
+            sites: vec!["oslo".into(), "rome".into()],
+        }),
+        NetmapEntry::OnDemand(OnDemandEntry {
+            networks: vec!["10.2.0.0/15".parse().unwrap(), "fd00:2::/32".parse().unwrap()],
+        }),
     ]
 }
 

@@ -1,9 +1,10 @@
 //! Entries of layer 3: the gateways that exchange packets with this one, the communities that permit it, and
 //! the ports that a policy is limited to.
 //!
-//! Values only. Which peers a gateway has is decided by the compiler, what may cross by the gateway.
+//! Values only. The compiler decides the peers of a gateway, the gateway decides what may cross.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 
@@ -60,6 +61,28 @@ pub struct CommunityEntry {
     pub members: Vec<SiteName>,
     /// Policies that permit a flow between members. None: every flow is permitted.
     pub policies: Option<Vec<PolicyName>>,
+}
+
+/// Sites between whose gateways this gateway forwards sealed packets, as a relay. A gateway without such entries forwards
+/// none.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RelayGroupEntry {
+    /// An ECommunity, or `service:` and a translated service.
+    pub name: String,
+    pub sites: Vec<SiteName>,
+}
+
+/// Networks of members of large communities. A member is a peer only after this gateway asked the cloud for it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OnDemandEntry {
+    /// As seen on the wire, aggregated. Networks of members that are peers already are among them.
+    pub networks: Vec<IpNet>,
+}
+
+impl OnDemandEntry {
+    pub fn covers(&self, address: IpAddr) -> bool {
+        self.networks.iter().any(|network| network.contains(&address))
+    }
 }
 
 /// A protocol that a policy can be limited to. `Icmp` includes ICMPv6.

@@ -80,6 +80,21 @@ fn a_generation_does_not_go_back_unless_the_epoch_rose() {
 }
 
 #[test]
+fn turns_order_the_netmaps_of_one_generation() {
+    let held = netmap(10, &[("a", "1")]).at_turn(4);
+    let offer = |revision: u64, turn: u64, value: &str| {
+        let next = netmap(revision, &[("a", value)]).at_turn(turn);
+        send(Some(&held), &next.update_from(Some(&held))).map(|netmap| netmap.stamp().turn)
+    };
+    let backwards = |result: Result<u64, ApplyError>| matches!(result, Err(ApplyError::Backwards { .. }));
+    assert!(backwards(offer(10, 3, "2")));
+    assert!(backwards(offer(10, 4, "2")), "two states have one name");
+    assert!(backwards(offer(9, 5, "2")), "the revision comes before the turn");
+    assert_eq!(offer(10, 5, "2"), Ok(5));
+    assert_eq!(offer(11, 0, "2"), Ok(0));
+}
+
+#[test]
 fn a_wrong_digest_makes_no_netmap() {
     let mut update = netmap(2, &[("a", "1")]).update_from(None);
     update.set[0].1 = Bytes::from_static(b"2");

@@ -166,12 +166,12 @@ impl NetmapSendState {
     fn due(&self) -> Option<Arc<Netmap>> {
         let target = self.target.as_ref()?;
         let Some(held) = self.held() else { return Some(target.netmap.clone()) };
-        let offered = target.netmap.generation();
+        let offered = target.netmap.stamp();
         // The same content under a new epoch is sent once more, so that the gateway refuses a cloud of the
         // old epoch from then on.
         if held.digest == target.netmap.digest() && held.generation.epoch >= target.seen.epoch {
             None
-        } else if offered > held.generation {
+        } else if offered.order() > held.order() {
             Some(target.netmap.clone())
         } else if target.seen > held.generation {
             // This content is older than the one the gateway holds, and still the newer state: it has come
@@ -188,7 +188,7 @@ impl Held {
     fn of(netmap: Arc<Netmap>, stamp: NetmapStamp) -> Held {
         match netmap.stamp() == stamp {
             true => Held::Known(netmap),
-            false => Held::Known(Arc::new(netmap.at(stamp.generation))),
+            false => Held::Known(Arc::new(netmap.at(stamp.generation).at_turn(stamp.turn))),
         }
     }
 }

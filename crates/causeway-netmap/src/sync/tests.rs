@@ -24,7 +24,7 @@ fn target(netmap: &Arc<Netmap>) -> TargetNetmap {
 }
 
 /// Runs both halves until neither has anything to send; returns the number of updates.
-fn talk(sender: &mut NetmapSendState, receiver: &mut NetmapReceiver) -> usize {
+fn synchronise(sender: &mut NetmapSendState, receiver: &mut NetmapReceiver) -> usize {
     for crossed in 0..10 {
         let Some(update) = sender.next_update(NOW) else { return crossed };
         assert!(sender.next_update(NOW).is_none(), "one at a time");
@@ -51,11 +51,11 @@ fn a_session_brings_the_newest_and_then_only_differences() {
     let mut receiver = NetmapReceiver::default();
     let mut sender = NetmapSendState::new(None, []);
     assert_eq!(sender.standing(), NetmapSyncState::NoTarget);
-    assert_eq!(talk(&mut sender, &mut receiver), 0);
+    assert_eq!(synchronise(&mut sender, &mut receiver), 0);
     let first = netmap(1, 5, "abc");
     sender.handle_target(target(&first));
     assert_eq!(sender.standing(), NetmapSyncState::Sending { held: None });
-    assert_eq!(talk(&mut sender, &mut receiver), 1);
+    assert_eq!(synchronise(&mut sender, &mut receiver), 1);
     assert_eq!(sender.standing(), NetmapSyncState::InForce(first.stamp()));
     sender.handle_target(target(&netmap(1, 6, "abcd")));
     let update = sender.next_update(NOW).unwrap();
@@ -69,7 +69,7 @@ fn only_the_newest_of_many_is_sent() {
     for revision in 1..100 {
         sender.handle_target(target(&netmap(1, revision, if revision % 2 == 0 { "a" } else { "b" })));
     }
-    assert_eq!(talk(&mut sender, &mut receiver), 1);
+    assert_eq!(synchronise(&mut sender, &mut receiver), 1);
     assert_eq!(held(&receiver).unwrap().generation.revision, 99);
 }
 
@@ -100,7 +100,7 @@ fn a_base_that_is_not_held_is_answered_with_the_whole() {
     let mut sender = NetmapSendState::new(Some(claimed.stamp()), [claimed]);
     let new = netmap(1, 5, "abcd");
     sender.handle_target(target(&new));
-    assert_eq!(talk(&mut sender, &mut receiver), 2);
+    assert_eq!(synchronise(&mut sender, &mut receiver), 2);
     assert_eq!(held(&receiver), Some(new.stamp()));
 }
 
@@ -143,13 +143,13 @@ fn a_replica_that_lags_behind_waits() {
     let mut sender = NetmapSendState::new(held(&receiver), []);
     let old = netmap(1, 10, "old");
     sender.handle_target(target(&old));
-    assert_eq!(talk(&mut sender, &mut receiver), 0);
+    assert_eq!(synchronise(&mut sender, &mut receiver), 0);
     assert!(matches!(sender.standing(), NetmapSyncState::Behind { .. }));
     sender.handle_target(TargetNetmap { netmap: old.clone(), seen: Generation { epoch: 1, revision: 20 } });
-    assert_eq!(talk(&mut sender, &mut receiver), 0, "not above what the gateway holds");
+    assert_eq!(synchronise(&mut sender, &mut receiver), 0, "not above what the gateway holds");
     // After the store was followed further, the old content is the newer state.
     sender.handle_target(TargetNetmap { netmap: old.clone(), seen: Generation { epoch: 1, revision: 21 } });
-    assert_eq!(talk(&mut sender, &mut receiver), 1);
+    assert_eq!(synchronise(&mut sender, &mut receiver), 1);
     let now = held(&receiver).unwrap();
     assert_eq!((now.generation.revision, now.digest), (21, old.digest()));
     assert!(matches!(sender.standing(), NetmapSyncState::InForce(_)));
@@ -160,11 +160,11 @@ fn a_restored_cloud_is_followed_and_the_old_one_is_not() {
     let mut receiver = NetmapReceiver::new(Some(netmap(1, 900, "a")));
     let mut sender = NetmapSendState::new(held(&receiver), []);
     sender.handle_target(target(&netmap(2, 3, "b")));
-    assert_eq!(talk(&mut sender, &mut receiver), 1);
+    assert_eq!(synchronise(&mut sender, &mut receiver), 1);
     assert_eq!(held(&receiver).unwrap().generation, Generation { epoch: 2, revision: 3 });
     let mut old_cloud = NetmapSendState::new(held(&receiver), []);
     old_cloud.handle_target(target(&netmap(1, 950, "c")));
-    assert_eq!(talk(&mut old_cloud, &mut receiver), 0);
+    assert_eq!(synchronise(&mut old_cloud, &mut receiver), 0);
     // The same content under a new epoch is sent once, and is small.
     let mut same = NetmapSendState::new(held(&receiver), []);
     same.handle_target(target(&netmap(3, 1, "b")));
@@ -211,7 +211,7 @@ proptest! {
                     content = next.bytes().collect::<std::collections::BTreeSet<_>>().into_iter().map(char::from).collect();
                     sender.handle_target(target(&netmap(1, revision, &content)));
                 }
-                4 => drop(talk(&mut sender, &mut receiver)),
+                4 => drop(synchronise(&mut sender, &mut receiver)),
                 // The session breaks after the update was applied; the acknowledgement is lost.
                 5 => {
                     let update = sender.next_update(NOW);
@@ -225,7 +225,7 @@ proptest! {
                 6 => {
                     sender = NetmapSendState::new(held(&receiver), None);
                     sender.handle_target(target(&netmap(1, revision / 2, "old")));
-                    talk(&mut sender, &mut receiver);
+                    synchronise(&mut sender, &mut receiver);
                     sender.handle_target(target(&netmap(1, revision, &content)));
                 }
                 _ => memory = receiver.held().cloned(),
@@ -236,7 +236,7 @@ proptest! {
         }
         revision += 1;
         sender.handle_target(target(&netmap(1, revision, &content)));
-        talk(&mut sender, &mut receiver);
+        synchronise(&mut sender, &mut receiver);
         prop_assert_eq!(held(&receiver).map(|held| held.digest), Some(netmap(1, 0, &content).digest()));
     }
 }

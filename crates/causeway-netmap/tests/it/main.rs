@@ -9,10 +9,10 @@ use bytes::Bytes;
 use causeway_netmap::{
     BackendEndpoint, BackendHealthCheck, BackendHealthCheckType, BackendTlsSettings, BackendTlsVerification,
     CommunityEntry, DnsName, EntryKey, ExposureEntry, GatewayEntry, Generation, HostEntry, IpProtocol,
-    Netmap, NetmapEntry, NetmapUpdateData, NodeEntry, PolicyEntry, PolicyHttpRule, PolicyLimits, PortRule,
-    PrefixMapping, PresenceEntry, PresenceIp, ServiceEntry, ServiceProtocol, SiteEntry, SubjectEntry,
-    TranslatedExposure, TranslatedPresenceEntry, TranslatedScope, TranslatedServiceEntry, TunnelCipher,
-    TunnelKey, TunnelPeerEntry,
+    Netmap, NetmapEntry, NetmapUpdateData, NodeEntry, OnDemandEntry, PolicyEntry, PolicyHttpRule,
+    PolicyLimits, PortRule, PrefixMapping, PresenceEntry, PresenceIp, RelayGroupEntry, ServiceEntry,
+    ServiceProtocol, SiteEntry, SubjectEntry, TranslatedExposure, TranslatedPresenceEntry, TranslatedScope,
+    TranslatedServiceEntry, TunnelCipher, TunnelKey, TunnelPeerEntry,
 };
 
 const FIXTURE: &str = include_str!("fixtures/netmap.hex");
@@ -183,6 +183,19 @@ fn tunnel_entries() -> Vec<(&'static str, NetmapEntry)> {
         ("community without policies", community(None)),
         ("community with policies", community(Some(vec!["p".into()]))),
         ("community with no policy", community(Some(Vec::new()))),
+        (
+            "relay group",
+            NetmapEntry::RelayGroup(RelayGroupEntry {
+                name: "service:plc".into(),
+                sites: vec!["oslo".into(), "rome".into()],
+            }),
+        ),
+        (
+            "on-demand networks",
+            NetmapEntry::OnDemand(OnDemandEntry {
+                networks: vec!["10.2.0.0/15".parse().unwrap(), "fd00:2::/32".parse().unwrap()],
+            }),
+        ),
         ("tunnel peer", NetmapEntry::TunnelPeer(peer)),
         ("host", NetmapEntry::Host(host)),
         ("translated presence", NetmapEntry::TranslatedPresence(presence)),

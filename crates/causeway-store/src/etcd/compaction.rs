@@ -62,7 +62,7 @@ struct Seen {
 }
 
 /// Checks once whether history can be compacted. A failure is retried in a minute.
-pub(super) async fn look(shared: Arc<EtcdShared>) {
+pub(super) async fn compact_if_due(shared: Arc<EtcdShared>) {
     if let Err(error) = turn(&shared).await {
         tracing::warn!(error = %error, "cannot compact the history in etcd; retrying in a minute");
     }

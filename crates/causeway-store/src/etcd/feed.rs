@@ -15,7 +15,7 @@ use super::{EtcdShared, compaction};
 use crate::{Revision, StoreError};
 
 /// Pause after a failed attempt to watch; each attempt uses another member.
-const PAUSE: Duration = Duration::from_millis(200);
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// A member that does not confirm a watch in this time is left.
 const OPEN_WITHIN: Duration = Duration::from_secs(4);
 
@@ -38,7 +38,7 @@ pub(super) async fn run(shared: Arc<EtcdShared>, mut position: Revision) {
         tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(PAUSE) => {}
+            () = tokio::time::sleep(RETRY_DELAY) => {}
         }
     }
 }
@@ -61,7 +61,7 @@ pub(super) async fn open(
         Ok(Err(error)) => Some(Arc::new(error) as _),
         Err(_) => None,
     };
-    shared.members.leave(place);
+    shared.members.switch_from(place);
     Err(StoreError::Unavailable { reason: "etcd does not open a watch".into(), source })
 }
 
@@ -78,7 +78,7 @@ async fn follow(
     }
     loop {
         let broken = |source| {
-            shared.members.leave(place);
+            shared.members.switch_from(place);
             StoreError::Unavailable { reason: "the watch on etcd broke".into(), source }
         };
         match stream.message().await {

@@ -23,7 +23,7 @@ const ATTEMPT: Duration = Duration::from_secs(4);
 /// Time limit for all members together.
 const DEADLINE: Duration = Duration::from_secs(8);
 /// Pause between two rounds through all members.
-const PAUSE: Duration = Duration::from_millis(100);
+const ROUND_DELAY: Duration = Duration::from_millis(100);
 /// Larger than a page of the largest records.
 const ANSWER_BYTES_MAX: usize = 1200 << 20;
 
@@ -121,7 +121,7 @@ impl EtcdMembers {
         loop {
             let place = self.current.load(Ordering::Relaxed);
             let answer = tokio::time::timeout(ATTEMPT, request(self.members[place].kv.clone())).await;
-            let error = match answer.map(|answer| answer.map_err(judge)) {
+            let error = match answer.map(|answer| answer.map_err(classify_error)) {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(Attempt::Final(failure))) => return Err(failure),
                 Ok(Err(Attempt::NotSent(error))) => Some(error),
@@ -130,14 +130,14 @@ impl EtcdMembers {
                 Ok(Err(Attempt::Unknown(error))) => return Err(unknown_outcome(error)),
                 Err(_) => return Err(unknown_outcome(None)),
             };
-            self.leave(place);
+            self.switch_from(place);
             attempts += 1;
             if Instant::now() >= deadline {
                 let reason = "no member of the etcd cluster answers".into();
                 return Err(EtcdFailure::Unreachable { reason, source: error });
             }
             if attempts % self.members.len() == 0 {
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(ROUND_DELAY).await;
             }
         }
     }
@@ -149,7 +149,7 @@ impl EtcdMembers {
     }
 
     /// Moves all requests to the next member, once, after the first request that meets a silent member.
-    pub fn leave(&self, place: usize) {
+    pub fn switch_from(&self, place: usize) {
         let next = (place + 1) % self.members.len();
         let _ = self.current.compare_exchange(place, next, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -164,7 +164,7 @@ fn unknown_outcome(source: Option<Error>) -> EtcdFailure {
     EtcdFailure::Unreachable { reason: "etcd did not answer, the write may have happened".into(), source }
 }
 
-fn judge(error: Error) -> Attempt {
+fn classify_error(error: Error) -> Attempt {
     let Error::GRpcStatus(status) = &error else { return Attempt::Unknown(Some(error)) };
     match (status.code(), status.message()) {
         (Code::OutOfRange, message) if message.contains("compacted") => {

@@ -17,7 +17,7 @@ use crate::{Revision, StoreError, StoreEvent, WatchSignal};
 
 /// Attempts to open a separate watch before the caller gets an error; each one uses another member.
 const ATTEMPTS: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(200);
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 pub(crate) struct EtcdWatch {
     prefix: Arc<str>,
@@ -89,7 +89,7 @@ impl EtcdWatch {
                 Err(error) if *failures >= ATTEMPTS => return Err(error),
                 Err(_) => {
                     *failures += 1;
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
             return Ok(());
@@ -107,7 +107,7 @@ impl EtcdWatch {
                 self.take(&response)
             }
             Ok(None) | Err(_) => {
-                self.shared.members.leave(*place);
+                self.shared.members.switch_from(*place);
                 *stream = None;
                 Ok(())
             }

@@ -11,14 +11,14 @@ use crate::Revision;
 use crate::sync::MutexExt;
 
 /// Lists that are paged through at the same time. Each costs two names.
-const PLACES_MAX: usize = 64;
+const PAGE_ENDS_MAX: usize = 64;
 
 #[derive(Default)]
 pub(super) struct Remaining {
-    places: Mutex<VecDeque<Place>>,
+    page_ends: Mutex<VecDeque<PageEnd>>,
 }
 
-struct Place {
+struct PageEnd {
     prefix: Box<str>,
     after: Box<str>,
     at: Revision,
@@ -28,21 +28,19 @@ struct Place {
 impl Remaining {
     /// Returns the number of records after `after` at a revision, if a recent page ended there.
     pub fn behind(&self, prefix: &str, after: &str, at: Revision) -> Option<u64> {
-        let places = self.places.lock_ignoring_poison();
-        let found = places
-            .iter()
-            .rev()
-            .find(|place| place.at == at && &*place.after == after && &*place.prefix == prefix);
-        found.map(|place| place.remaining)
+        let page_ends = self.page_ends.lock_ignoring_poison();
+        let found =
+            page_ends.iter().rev().find(|end| end.at == at && &*end.after == after && &*end.prefix == prefix);
+        found.map(|end| end.remaining)
     }
 
     /// Stores that a page ended at `after` with `remaining` records after it.
     pub fn note(&self, prefix: &str, after: &str, at: Revision, remaining: u64) {
-        let mut places = self.places.lock_ignoring_poison();
-        if places.len() >= PLACES_MAX {
-            places.pop_front();
+        let mut page_ends = self.page_ends.lock_ignoring_poison();
+        if page_ends.len() >= PAGE_ENDS_MAX {
+            page_ends.pop_front();
         }
-        places.push_back(Place { prefix: prefix.into(), after: after.into(), at, remaining });
+        page_ends.push_back(PageEnd { prefix: prefix.into(), after: after.into(), at, remaining });
     }
 }
 
@@ -51,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_same_place_of_the_same_moment_is_known() {
+    fn only_the_same_end_of_the_same_moment_is_known() {
         let remaining = Remaining::default();
         remaining.note("a/", "a/5", Revision(7), 3);
         for (prefix, after, at, expected) in
@@ -59,7 +57,7 @@ mod tests {
         {
             assert_eq!(remaining.behind(prefix, after, Revision(at)), expected, "{prefix} {after} {at}");
         }
-        (0..PLACES_MAX).for_each(|n| remaining.note("a/", &format!("a/{n}"), Revision(9), 1));
+        (0..PAGE_ENDS_MAX).for_each(|n| remaining.note("a/", &format!("a/{n}"), Revision(9), 1));
         assert_eq!(remaining.behind("a/", "a/5", Revision(7)), None, "the oldest is forgotten");
         assert_eq!(remaining.behind("a/", "a/5", Revision(9)), Some(1));
     }

@@ -6,9 +6,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::SqliteShared;
 use super::query::{self, EventCursor};
 use super::readers::Readers;
-use crate::hub::{Subscription, WatchHub};
+use crate::hub::Subscription;
 use crate::{Revision, StoreError, StoreEvent, WatchSignal};
 
 /// Events read at once.
@@ -16,7 +17,7 @@ const PAGE: usize = 512;
 
 pub(crate) struct SqliteWatch {
     prefix: Arc<str>,
-    hub: Arc<WatchHub>,
+    shared: Arc<SqliteShared>,
     readers: Arc<Readers>,
     /// All events up to this position were delivered or are in `ready`.
     cursor: EventCursor,
@@ -33,8 +34,13 @@ enum Stage {
 }
 
 impl SqliteWatch {
-    pub fn new(prefix: &str, after: Revision, hub: &Arc<WatchHub>, readers: Arc<Readers>) -> SqliteWatch {
-        let subscription = hub.subscribe(prefix, after);
+    pub fn new(
+        prefix: &str,
+        after: Revision,
+        shared: &Arc<SqliteShared>,
+        readers: Arc<Readers>,
+    ) -> SqliteWatch {
+        let subscription = shared.hub.subscribe(prefix, after);
         let behind = subscription.from.0.saturating_sub(after.0);
         let stage = match behind {
             0 => Stage::Live(subscription),
@@ -43,7 +49,7 @@ impl SqliteWatch {
         };
         SqliteWatch {
             prefix: prefix.into(),
-            hub: Arc::clone(hub),
+            shared: Arc::clone(shared),
             readers,
             cursor: EventCursor::after(after),
             ready: VecDeque::new(),
@@ -81,9 +87,12 @@ impl SqliteWatch {
             .await?;
         self.ready.extend(page.events);
         self.cursor = page.cursor;
+        self.shared.observe(self.cursor.revision);
         if page.complete {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Chasing) {
-                Stage::Chasing => Stage::Closing(self.hub.subscribe(&self.prefix, self.cursor.revision)),
+                Stage::Chasing => {
+                    Stage::Closing(self.shared.hub.subscribe(&self.prefix, self.cursor.revision))
+                }
                 Stage::Closing(subscription) | Stage::Live(subscription) => Stage::Live(subscription),
             };
         }

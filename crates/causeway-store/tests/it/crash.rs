@@ -32,7 +32,7 @@ async fn sqlite_keeps_what_it_acknowledged_through_kill_9() {
         let mut writers = Writers::start(&story);
         writers.wait_until_writing();
         std::thread::sleep(random.within(Duration::from_millis(250)));
-        story.hear(writers.kill());
+        story.record_output(writers.kill());
         story.verify(round).await;
         let database = rusqlite::Connection::open(path).unwrap();
         let whole: String = database.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
@@ -53,7 +53,7 @@ async fn etcd_keeps_what_it_acknowledged_through_kill_9_of_writer_and_member() {
         let member = round as usize % cluster.size();
         cluster.kill(member).unwrap();
         std::thread::sleep(random.within(Duration::from_millis(1500)));
-        story.hear(writers.kill());
+        story.record_output(writers.kill());
         // Two of three members: every acknowledged write must be readable before the third returns.
         story.verify(round).await;
         cluster.restart(member).unwrap();
@@ -80,14 +80,14 @@ async fn writers() {
     let steps: Vec<u64> =
         std::env::var(STEPS).unwrap().split(',').map(|number| number.parse().unwrap()).collect();
     let store = Store::open(parse(&spec)).await.unwrap();
-    say(format_args!("open {}", store.revision().await.unwrap()));
+    print_line(format_args!("open {}", store.revision().await.unwrap()));
     let mut tasks = Vec::new();
     for (writer, first) in steps.into_iter().enumerate() {
         let store = store.clone();
         tasks.push(tokio::spawn(async move {
             for number in first.. {
                 let revision = carry_out(&store, step(writer, number)).await;
-                say(format_args!("ack {writer} {number} {revision}"));
+                print_line(format_args!("ack {writer} {number} {revision}"));
             }
         }));
     }
@@ -111,7 +111,7 @@ async fn carry_out(store: &Store, step: Step) -> Revision {
     }
 }
 
-fn say(line: std::fmt::Arguments<'_>) {
+fn print_line(line: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").unwrap();
 }
@@ -203,7 +203,7 @@ impl Story {
         }
     }
 
-    fn hear(&mut self, lines: Vec<String>) {
+    fn record_output(&mut self, lines: Vec<String>) {
         for line in lines {
             let words: Vec<&str> = line.split(' ').collect();
             match words[..] {

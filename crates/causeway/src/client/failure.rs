@@ -11,12 +11,12 @@ use crate::output;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    #[error("{server} cannot be reached: {}\n  the address comes from {origin}\n  {}", error_chain(source.as_ref()), advice(source.as_ref()))]
+    #[error("{server} cannot be reached: {}\n  the address comes from {origin}\n  {}", reason(source.as_ref()), advice(source.as_ref()))]
     Unreachable { server: String, origin: String, source: Box<dyn Error + Send + Sync> },
     #[error("{}", status.explain(server))]
     Refused { server: String, status: Box<ApiRefusal> },
     #[error("{server} answered something that is not JSON: is it a Causeway cloud?")]
-    Garbled { server: String, source: serde_json::Error },
+    InvalidJson { server: String, source: serde_json::Error },
     #[error("{server} answers without end")]
     TooLong { server: String },
     #[error("`{path}` cannot be asked for")]
@@ -114,7 +114,7 @@ impl ApiRefusal {
                 && text.contains("conflict")
                 && !self.details.causes.is_empty() =>
             {
-                "someone else owns these fields: change them there, or take them with --force-conflicts"
+                "another field manager owns these fields: change them there, or take them over with --force-conflicts"
             }
             429 => "too many requests: try again in a moment",
             503 => "the server cannot do that right now: look at /readyz?verbose on its admin port",
@@ -125,6 +125,15 @@ impl ApiRefusal {
     }
 }
 
+/// The chain of an error without the layers of the HTTP client, which say nothing to a user.
+fn reason(error: &dyn Error) -> String {
+    const LAYERS: [&str; 4] =
+        ["ServiceError: ", "client error (Connect): ", "tcp connect error: ", "dns error: "];
+    let chain = error_chain(error);
+    let text = LAYERS.iter().fold(chain.as_str(), |text, layer| text.strip_prefix(layer).unwrap_or(text));
+    text.to_owned()
+}
+
 fn advice(error: &dyn Error) -> &'static str {
     let text = error_chain(error).to_lowercase();
     if text.contains("refused") {
@@ -133,6 +142,8 @@ fn advice(error: &dyn Error) -> &'static str {
         "the server's certificate does not name this host: start the cloud with --api-name HOST (or --advertise HOST:PORT), or use a name it has (`causeway kubeconfig --server URL`)"
     } else if text.contains("certificate") || text.contains("unknownissuer") {
         "the server is not the one this kubeconfig was made for: fetch a new one with `causeway kubeconfig`"
+    } else if text.contains("corrupt message") {
+        "this port does not speak TLS: the API of a cloud has port 7443, unless its --api says otherwise"
     } else if text.contains("dns") || text.contains("lookup") {
         "check the host name"
     } else if text.contains("timed out") || text.contains("elapsed") || text.contains("unreachable") {
@@ -190,6 +201,31 @@ mod tests {
         );
         check(rustls::CertificateError::NotValidForName, &["--api-name", "--advertise"]);
         check(rustls::CertificateError::UnknownIssuer, &["fetch a new one with `causeway kubeconfig`"]);
+    }
+
+    #[test]
+    fn the_layers_of_the_http_client_are_not_shown() {
+        let check = |text: &str, expected: &[&str]| {
+            let source = Box::new(std::io::Error::other(text.to_owned()));
+            let (server, origin) = ("https://a:7445".to_owned(), "a file".to_owned());
+            let shown = CallError::Unreachable { server, origin, source }.to_string();
+            assert!(!shown.contains("ServiceError") && !shown.contains("client error"), "{shown}");
+            for part in expected {
+                assert!(shown.contains(part), "{part} is missing in {shown}");
+            }
+        };
+        check(
+            "ServiceError: client error (Connect): tcp connect error: Connection refused (os error 111)",
+            &["cannot be reached: Connection refused", "is `causeway cloud` running there"],
+        );
+        check(
+            "ServiceError: client error (Connect): dns error: failed to lookup address information",
+            &["cannot be reached: failed to lookup", "check the host name"],
+        );
+        check(
+            "ServiceError: client error (Connect): received corrupt message of type InvalidContentType",
+            &["does not speak TLS", "7443"],
+        );
     }
 
     #[test]

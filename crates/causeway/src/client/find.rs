@@ -22,6 +22,13 @@ pub struct FoundKubeconfig {
 pub enum KubeconfigNotFound {
     #[error("{origin} names {}, which does not exist", output::path(path))]
     Missing { origin: String, path: PathBuf },
+    /// A folder on the way is closed to this user, so that not even the existence of the file is known.
+    #[error(
+        "{origin} names {}, which this user cannot read ({why}): run this as a user who may, \
+         or use a kubeconfig of your own, from `causeway kubeconfig`",
+        output::path(path)
+    )]
+    Unreadable { origin: String, path: PathBuf, why: String },
     #[error(
         "no kubeconfig: {} does not exist. Use --kubeconfig FILE, set KUBECONFIG, or run this on the cloud's host (as a user who may read its data dir)",
         output::path(path)
@@ -59,7 +66,7 @@ pub fn kubeconfig(
             std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()).collect();
         let paths: Vec<PathBuf> = all.iter().filter(|path| path.exists()).cloned().collect();
         return match (paths.is_empty(), all.into_iter().next()) {
-            (true, Some(path)) => Err(KubeconfigNotFound::Missing { origin: "KUBECONFIG".to_owned(), path }),
+            (true, Some(path)) => one(&path, "KUBECONFIG"),
             _ => {
                 Ok(FoundKubeconfig { paths, origin: format!("{} (from KUBECONFIG)", list.to_string_lossy()) })
             }
@@ -67,16 +74,23 @@ pub fn kubeconfig(
     }
     let data_dir = variable("CAUSEWAY_DATA_DIR").map_or_else(|| DATA_DIR_DEFAULT.into(), PathBuf::from);
     let path = data_dir.join(KUBECONFIG_FILE);
-    one(&path, "the data dir").map_err(|_| KubeconfigNotFound::Nothing { path })
+    one(&path, "the data dir").map_err(|error| match error {
+        KubeconfigNotFound::Missing { .. } => KubeconfigNotFound::Nothing { path },
+        error => error,
+    })
 }
 
 fn one(path: &Path, origin: &str) -> Result<FoundKubeconfig, KubeconfigNotFound> {
-    match path.exists() {
-        true => Ok(FoundKubeconfig {
+    let origin = origin.to_owned();
+    match path.try_exists() {
+        Ok(true) => Ok(FoundKubeconfig {
             paths: vec![path.to_owned()],
             origin: format!("{} (from {origin})", output::path(path)),
         }),
-        false => Err(KubeconfigNotFound::Missing { origin: origin.to_owned(), path: path.to_owned() }),
+        Ok(false) => Err(KubeconfigNotFound::Missing { origin, path: path.to_owned() }),
+        Err(error) => {
+            Err(KubeconfigNotFound::Unreadable { origin, path: path.to_owned(), why: error.to_string() })
+        }
     }
 }
 
@@ -116,5 +130,10 @@ mod tests {
         check(Some("missing"), false, &[], "--kubeconfig names");
         check(None, false, &[("CAUSEWAY_DATA_DIR", "empty")], "Use --kubeconfig FILE");
         check(None, false, &[("KUBECONFIG", "missing")], "KUBECONFIG names");
+        // For root no folder is closed; a name that is too long for the file system is an error for every user.
+        let unknowable = "x".repeat(300);
+        check(Some(&unknowable), false, &[], "which this user cannot read");
+        check(None, false, &[("KUBECONFIG", &unknowable)], "which this user cannot read");
+        check(None, false, &[("CAUSEWAY_DATA_DIR", &unknowable)], "`causeway kubeconfig`");
     }
 }

@@ -78,7 +78,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let path = format!("{journal}{}", query(&arguments, SystemTime::now()));
     let mut shown =
         Shown { admin, json: arguments.json, colours: output::colours(), has_head: false, summary: None };
-    let lines = api.lines(&path, client::JSON, |line| shown.take(line));
+    let lines = api.stream_lines(&path, client::JSON, |line| shown.take(line));
     // Following ends with Ctrl-C; the counts are printed then too.
     tokio::select! {
         ended = lines => ended?,

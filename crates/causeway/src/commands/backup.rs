@@ -20,7 +20,7 @@ Examples:
   causeway backup - | gpg -e -r ops > causeway.backup.gpg
 
 The file holds the sealed CA key, not the key that opens it: copy DATA_DIR/seal.key of the cloud as well, and keep it elsewhere.
-It knows what was revoked until now. What is revoked later is in DATA_DIR/revocations.jsonl: copy that often, and `restore` applies it.";
+It holds every revocation until now. Later revocations are in DATA_DIR/revocations.jsonl: copy that file often, and `restore` applies it.";
 
 /// Write a consistent backup of the running cloud
 #[derive(Debug, clap::Args)]
@@ -37,7 +37,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
     let response = api.send(http::Method::GET, paths::BACKUP, "*/*", None).await?;
     let mut stream = response.into_body().into_data_stream();
-    let mut target = Target::open(&arguments.file)?;
+    let mut target = BackupDestination::open(&arguments.file)?;
     let mut seen = Seen::default();
     while let Some(chunk) = stream.next().await {
         let chunk =
@@ -64,34 +64,34 @@ fn reminder(seal_key: Option<&str>) -> String {
 }
 
 /// The destination of the backup. A file gets its name only when it is complete.
-enum Target {
+enum BackupDestination {
     File(AtomicFile),
     Standard(std::io::Stdout),
 }
 
-impl Target {
-    fn open(path: &Path) -> anyhow::Result<Target> {
+impl BackupDestination {
+    fn open(path: &Path) -> anyhow::Result<BackupDestination> {
         if path.as_os_str() == "-" {
-            return Ok(Target::Standard(std::io::stdout()));
+            return Ok(BackupDestination::Standard(std::io::stdout()));
         }
         let file =
             AtomicFile::create(path).with_context(|| format!("{} cannot be written", output::path(path)))?;
-        Ok(Target::File(file))
+        Ok(BackupDestination::File(file))
     }
 
     fn write_all(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         match self {
-            Target::File(file) => file.write_all(bytes).context("the backup cannot be written"),
-            Target::Standard(out) => Ok(out.write_all(bytes)?),
+            BackupDestination::File(file) => file.write_all(bytes).context("the backup cannot be written"),
+            BackupDestination::Standard(out) => Ok(out.write_all(bytes)?),
         }
     }
 
     fn finish(self, path: &Path) -> anyhow::Result<()> {
         match self {
-            Target::File(file) => {
+            BackupDestination::File(file) => {
                 file.commit().with_context(|| format!("{} cannot be written", output::path(path)))
             }
-            Target::Standard(mut out) => Ok(out.flush()?),
+            BackupDestination::Standard(mut out) => Ok(out.flush()?),
         }
     }
 }

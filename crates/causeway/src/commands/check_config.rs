@@ -1,4 +1,4 @@
-//! `causeway check-config`: is this file right, and what will be in effect?
+//! `causeway check-config`: checks a configuration file and prints the settings that it puts into effect.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

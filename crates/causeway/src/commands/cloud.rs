@@ -10,6 +10,7 @@ use causeway_cloud::aggregated_api::AggregatedApiConfig;
 use causeway_cloud::audit_export::{
     AuditExportConfig, ExportDestination, HttpTarget, SyslogTarget, TlsFiles,
 };
+use causeway_cloud::identity::NodeEnrolmentConfig;
 use causeway_cloud::{Cloud, CloudConfig};
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::signals;
@@ -18,7 +19,8 @@ use causeway_store::{EtcdTls, StoreSpec};
 
 use super::gateway::{self, GatewayArgs};
 use super::reload::on_hangup;
-use crate::config::{self, AdvertisedEndpoint, CloudLayer, Config, Layer, LogLayer, Role, ServerName};
+use crate::config::mistake::parse_flag;
+use crate::config::{self, AdvertisedEndpoint, CloudLayer, Config, Layer, LogLayer, ProcessRole, ServerName};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,17 +40,17 @@ pub struct Args {
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     data_dir: Option<PathBuf>,
     /// Address of the API [default: 0.0.0.0:7443]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse_flag::<SocketAddr>)]
     api: Option<SocketAddr>,
     /// Address that edges dial [default: 0.0.0.0:7444]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse_flag::<SocketAddr>)]
     channel: Option<SocketAddr>,
     /// Address for metrics, health and dumps, without credentials [default: 127.0.0.1:7445]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse_flag::<SocketAddr>)]
     admin: Option<SocketAddr>,
     /// Address of the CONNECT proxy to nodes for clients with a certificate (DATA_DIR/connect), in addition
     /// to DATA_DIR/run/connect.sock
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse_flag::<SocketAddr>)]
     connect: Option<SocketAddr>,
     /// Destination that CONNECT may dial although it is no node, as in hooks.example.org:443 or
     /// 10.96.0.0/12:443; may be repeated
@@ -94,7 +96,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     tracing::info!(config = %config.to_json(), "effective configuration");
     let cloud = CloudConfig { new_fleet: arguments.new_fleet, ..cloud_config(&config) };
     let (drain, rules) = (config.cloud.drain.value.0, cloud.gateway.dial_rules.clone());
-    let hangup = on_hangup(Role::Cloud, arguments.layer(), arguments.config.clone(), config, rules);
+    let hangup = on_hangup(ProcessRole::Cloud, arguments.layer(), arguments.config.clone(), config, rules);
     let stop = signals::watch(drain, hangup)?;
     Box::pin(Cloud::start(cloud)).await?.run(stop).await?;
     Ok(ExitCode::SUCCESS)
@@ -162,6 +164,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         seal_key: cloud.seal_key.value.clone(),
         api_names: cloud.api_names.value.iter().map(|name| name.0.clone()).collect(),
         api_connections_per_address: cloud.api_connections_per_address.value.get() as usize,
+        community_peers_max: cloud.community_peers_max.value.get() as usize,
         new_fleet: false,
         expired_grace: cloud.expired_grace.value.0,
         audit: AuditLimits {
@@ -173,6 +176,7 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         // The process ends when `drain` is over; the remaining quarter is for closing sessions and the store after requests in flight.
         drain: cloud.drain.value.0 * 3 / 4,
         kubernetes: cloud.kubernetes.value.clone(),
+        node_enrolment: node_enrolment(cloud),
         aggregated_api: aggregated_api(cloud),
         metrics_site_labels: cloud.metrics_site_labels.value.iter().map(|key| key.0.clone()).collect(),
         gateway: causeway_gateway::GatewayOptions {
@@ -181,6 +185,17 @@ pub fn cloud_config(config: &Config) -> CloudConfig {
         },
         shown: config.to_json(),
     }
+}
+
+/// The nodes that may enrol by service accounts; none without an account.
+fn node_enrolment(cloud: &config::CloudSettings) -> Option<NodeEnrolmentConfig> {
+    let accounts: Vec<_> =
+        cloud.join_service_accounts.value.iter().map(|account| account.0.clone()).collect();
+    (!accounts.is_empty()).then(|| NodeEnrolmentConfig {
+        accounts,
+        audience: cloud.join_audience.value.clone(),
+        default_site: cloud.join_default_site.value.clone(),
+    })
 }
 
 /// The listener for kube-apiserver; `Config::check` has seen that its settings are complete.

@@ -18,7 +18,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use causeway_api::management::{ApiRole, CreateTokenRequest, paths};
+use causeway_api::Kind;
+use causeway_api::management::{ApiRole, CreateTokenRequest, CreatedToken, paths};
 use causeway_channel::JoinToken;
 use causeway_channel::port::PortLimits;
 use causeway_cloud::audit_export::AuditExportConfig;
@@ -78,7 +79,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(28);
 /// Between two rounds of all clients.
 const ROUND: Duration = Duration::from_secs(1);
 /// Enough for what is tried in some seconds, with a record of each end: a UDP session is recorded a second late.
-const AUDIT: &str = "/causeway/v1/audit?limit=500";
+const AUDIT_RECORDS_MAX: usize = 500;
 const TRY_AGAIN: Duration = Duration::from_millis(200);
 
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
@@ -91,27 +92,32 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     };
     folder::remove_abandoned(&std::env::temp_dir());
     let (folder, _lock) = folder::make()?;
-    let mut demo = Demo::build(stage, folder.path()).await?;
+    announce(stage);
+    let mut fleet = DemoFleet::build(stage, folder.path()).await?;
     let shown = tokio::select! {
         biased;
         () = stop.cancelled() => Ok(()),
-        shown = demo.show(arguments.check) => shown,
+        shown = async { Demo::build(&mut fleet).await?.show(arguments.check).await } => shown,
     };
     // Stopped in the middle: an unfinished check is no failure.
     let shown = if stop.is_cancelled() && !arguments.check { Ok(()) } else { shown };
-    demo.fleet.end().await?;
+    fleet.end().await?;
     // An error here must be reported: no file may be left behind.
     folder.close()?;
     shown.map(|()| ExitCode::SUCCESS)
 }
 
-struct Demo {
-    fleet: DemoFleet,
+struct Demo<'a> {
+    fleet: &'a mut DemoFleet,
     api: ApiClient,
     kubeconfig: PathBuf,
     console: ConsoleSignIn,
     crossings: Vec<DemoCrossing>,
 }
+
+/// The parts of the demo that need root.
+const LEFT_OUT: &str = "demo: left out without root: networks of their own, DNS on port 53,\n\
+     demo:   presences at real addresses, packets between sites (ECommunity)";
 
 /// The address of the console and a token for it.
 struct ConsoleSignIn {
@@ -119,16 +125,22 @@ struct ConsoleSignIn {
     token: String,
 }
 
-impl Demo {
-    async fn build(stage: DemoNetwork, folder: &Path) -> anyhow::Result<Demo> {
-        let place = match stage {
-            DemoNetwork::Networks => "in networks of their own",
-            DemoNetwork::Loopback => "on the loopback (with root they have networks of their own)",
-        };
-        output::note(&format!("demo: a cloud and two sites with equal addresses, {place}"));
-        let mut fleet = DemoFleet::build(stage, folder).await?;
+fn announce(stage: DemoNetwork) {
+    let place = match stage {
+        DemoNetwork::Networks => "in networks of their own",
+        DemoNetwork::Loopback => "on the loopback",
+    };
+    output::note(&format!("demo: a cloud and two sites with equal addresses, {place}"));
+    if let DemoNetwork::Loopback = stage {
+        output::note(LEFT_OUT);
+    }
+}
+
+impl Demo<'_> {
+    /// Starts the cloud, applies the objects and starts the edges. A caller that stops waiting ends the fleet.
+    async fn build(fleet: &mut DemoFleet) -> anyhow::Result<Demo<'_>> {
         let api = fleet.api_listener().await?;
-        let config = cloud_config(&fleet, api);
+        let config = cloud_config(fleet, api);
         let cloud =
             fleet.begin_at(DemoSite::Cloud, async move { Ok(Box::pin(Cloud::start(config)).await?) }).await?;
         let (kubeconfig, channel) = (cloud.kubeconfig(), cloud.addresses().channel.port());
@@ -139,7 +151,7 @@ impl Demo {
         let connection =
             ApiConnectionArgs { kubeconfig: Some(kubeconfig.clone()), ..ApiConnectionArgs::default() };
         let api = connection.connect().await?;
-        let manifests = manifests(stage)?;
+        let manifests = manifests(fleet.stage)?;
         for manifest in &manifests {
             apply(&api, manifest, &ApplyMode::default()).await?;
         }
@@ -152,8 +164,8 @@ impl Demo {
                 uses: Some(1),
                 ..CreateTokenRequest::default()
             };
-            let made = api.post(paths::TOKENS, &request).await?;
-            let token: JoinToken = made["token"].as_str().unwrap_or_default().parse()?;
+            let made: CreatedToken = serde_json::from_value(api.post(paths::TOKENS, &request).await?)?;
+            let token: JoinToken = made.token.parse()?;
             fleet.start_edge(site, token)?;
         }
         output::note("demo: both edges dial the cloud");
@@ -163,9 +175,8 @@ impl Demo {
             ttl_seconds: Some(CONSOLE_TTL.as_secs()),
             ..CreateTokenRequest::default()
         };
-        let made = api.post(paths::TOKENS, &request).await?;
-        let token = made["token"].as_str().unwrap_or_default().to_owned();
-        let console = ConsoleSignIn { address: console, token };
+        let made: CreatedToken = serde_json::from_value(api.post(paths::TOKENS, &request).await?)?;
+        let console = ConsoleSignIn { address: console, token: made.token };
         Ok(Demo { fleet, api, kubeconfig, console, crossings: crossings() })
     }
 
@@ -173,7 +184,7 @@ impl Demo {
         let mut table = DemoTable::new(self.fleet.stage, &self.crossings);
         let begun = Instant::now();
         if check {
-            let holds = tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut table)).await;
+            let holds = tokio::time::timeout(CHECK_TIMEOUT, self.wait_until_expected(&mut table)).await;
             output::print(&table.render(output::colours(), None))?;
             return match holds {
                 Ok(settled) => {
@@ -188,9 +199,9 @@ impl Demo {
                 Err(_) => bail!("after {} s not everything is as promised", CHECK_TIMEOUT.as_secs()),
             };
         }
-        if let Ok(settled) = tokio::time::timeout(CHECK_TIMEOUT, self.settle(&mut table)).await {
+        if let Ok(settled) = tokio::time::timeout(CHECK_TIMEOUT, self.wait_until_expected(&mut table)).await {
             settled?;
-            table.settle();
+            table.mark_settled();
         }
         self.watch(&mut table).await
     }
@@ -201,7 +212,7 @@ impl Demo {
     }
 
     /// Until everything is as promised, and in the audit.
-    async fn settle(&mut self, table: &mut DemoTable) -> anyhow::Result<()> {
+    async fn wait_until_expected(&mut self, table: &mut DemoTable) -> anyhow::Result<()> {
         loop {
             self.round(table).await?;
             if table.holds() && table.is_audited() {
@@ -228,7 +239,7 @@ impl Demo {
 
     /// Every client asks once.
     async fn round(&mut self, table: &mut DemoTable) -> anyhow::Result<()> {
-        if let Some(error) = self.fleet.broken().await {
+        if let Some(error) = self.fleet.failed_part().await {
             return Err(error);
         }
         let fleet = &self.fleet;
@@ -244,7 +255,8 @@ impl Demo {
             table.take(&record);
             Ok(true)
         };
-        self.api.lines(AUDIT, client::JSON, take).await
+        let path = format!("{}?limit={AUDIT_RECORDS_MAX}", paths::AUDIT);
+        self.api.stream_lines(&path, client::JSON, take).await
     }
 
     fn hints(&self) -> String {
@@ -258,7 +270,8 @@ impl Demo {
              https://{address}/console\n  \
              sign in with {token}\n\n\
              In another terminal:\n\n  \
-             export CAUSEWAY_KUBECONFIG={kubeconfig} KUBECONFIG={kubeconfig}\n  \
+             export KUBECONFIG={kubeconfig}\n  \
+             export CAUSEWAY_KUBECONFIG=$KUBECONFIG\n  \
              causeway status\n  \
              causeway audit --follow\n  \
              causeway doctor plant-dashboard@oslo\n  \
@@ -280,7 +293,10 @@ fn manifests(stage: DemoNetwork) -> anyhow::Result<Vec<Manifest>> {
         form: ManifestFormat::Yaml,
         text: stage.adapt(text),
     });
-    manifest::parse(&texts)
+    let mut manifests = manifest::parse(&texts)?;
+    // Packets between sites need a TUN device.
+    manifests.retain(|manifest| stage == DemoNetwork::Networks || manifest.kind != Kind::ECommunity);
+    Ok(manifests)
 }
 
 fn cloud_config(fleet: &DemoFleet, api: SocketAddr) -> CloudConfig {
@@ -309,8 +325,10 @@ fn cloud_config(fleet: &DemoFleet, api: SocketAddr) -> CloudConfig {
         port: PortLimits::default(),
         drain: DRAIN / 2,
         kubernetes: None,
+        node_enrolment: None,
         aggregated_api: None,
         metrics_site_labels: Vec::new(),
+        community_peers_max: causeway_cloud::netmaps::COMMUNITY_PEERS_MAX,
         gateway: causeway_gateway::GatewayOptions {
             dns: DnsOptions {
                 listen: (stage == DemoNetwork::Loopback).then(|| vec![stage.dns(DemoSite::Cloud)]),
@@ -351,8 +369,6 @@ fn edge_config(stage: DemoNetwork, site: DemoSite, data_dir: &Path) -> anyhow::R
 
 #[cfg(test)]
 mod tests {
-    use causeway_api::Kind;
-
     use super::*;
 
     #[test]
@@ -368,7 +384,10 @@ mod tests {
         for stage in [DemoNetwork::Networks, DemoNetwork::Loopback] {
             let manifests = manifests(stage).unwrap();
             for kind in Kind::ALL {
-                assert!(manifests.iter().any(|manifest| manifest.kind == kind), "no example of {kind}");
+                // A user without root gets no community: its gateways could not open a TUN device.
+                let is_expected = stage == DemoNetwork::Networks || kind != Kind::ECommunity;
+                let is_there = manifests.iter().any(|manifest| manifest.kind == kind);
+                assert_eq!(is_there, is_expected, "examples of {kind}");
             }
         }
     }

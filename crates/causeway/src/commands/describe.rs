@@ -133,7 +133,7 @@ fn render(
     }
     text.push_str(&conditions(&object["status"]["conditions"], metadata, now));
     text.push_str(&related("Refers to", &outgoing(object, everything), "<nothing>"));
-    text.push_str(&related("Referred to by", &incoming(kind, name, everything), "<nobody>"));
+    text.push_str(&related("Referred to by", &incoming(kind, name, everything), "<none>"));
     text
 }
 
@@ -256,7 +256,7 @@ mod tests {
             &everything,
             jiff::Timestamp::UNIX_EPOCH,
         );
-        assert!(site.contains("<nobody>") && site.contains("<nothing>"), "{site}");
+        assert!(site.contains("<none>") && site.contains("<nothing>"), "{site}");
         let expose = render(
             Kind::ServiceExpose,
             &json!({"metadata": {"name": "X"}, "ePolicys": ["p"]}),

@@ -1,10 +1,12 @@
 //! `causeway doctor`: walks from here to a service, a site, a node or a gateway, hop by hop, and says everywhere it breaks.
 //!
 //! `collect` gathers a picture of everything and asks the gateways on the way; `path`, `gateway`, `fleet` and `edge`, which are
-//! pure, judge. On the host of an edge, without a kubeconfig, the edge itself is examined through its admin port.
+//! pure, judge. On the host of an edge, without a kubeconfig, the edge itself is examined through its admin port, and its Kubernetes API by a
+//! request (`edge_api`).
 
 mod collect;
 pub mod edge;
+mod edge_api;
 mod finding;
 mod fleet;
 mod gateway;
@@ -17,12 +19,15 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
+pub use gateway::switched_off;
+
 use super::WrongUsage;
 use crate::client::ApiConnectionArgs;
+use crate::config::mistake::parse_flag;
 use crate::output;
 use collect::Picture;
 use finding::{Finding, State, is_broken};
-use target::Target;
+use target::DoctorTarget;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -54,7 +59,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// Examine the edge on this host through its admin port [default: when there is no kubeconfig, but an edge's data dir]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse_flag::<SocketAddr>)]
     admin: Option<SocketAddr>,
     #[command(flatten)]
     connection: ApiConnectionArgs,
@@ -85,9 +90,9 @@ async fn examine(arguments: &Args) -> anyhow::Result<Vec<Finding>> {
     let api = arguments.connection.connect().await?;
     let mut picture = Picture::gather(&api).await?;
     let target = match (&arguments.what, &arguments.to) {
-        (Some(from), Some(to)) => Target::between(from, to),
-        (Some(word), None) => Target::find(word, &picture.objects),
-        (None, _) => Target::Fleet,
+        (Some(from), Some(to)) => DoctorTarget::between(from, to),
+        (Some(word), None) => DoctorTarget::find(word, &picture.objects),
+        (None, _) => DoctorTarget::Fleet,
     };
     picture.ask(&api, &target).await;
     let mut findings = vec![Finding::ok("API", "the API answers")];
@@ -95,7 +100,7 @@ async fn examine(arguments: &Args) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-fn walk(target: &Target, picture: &Picture) -> Vec<Finding> {
+fn walk(target: &DoctorTarget, picture: &Picture) -> Vec<Finding> {
     let missing = |kind: &str, name: &str| {
         vec![Finding::failed(
             format!("{kind} {name}"),
@@ -104,24 +109,24 @@ fn walk(target: &Target, picture: &Picture) -> Vec<Finding> {
         )]
     };
     match target {
-        Target::Fleet => fleet::examine(picture),
-        Target::Service { name, site } => path::to_service(picture, name, site.as_deref()),
-        Target::Sites { from, to } => sites::examine(picture, from, to),
-        Target::Site(name) => match picture.objects.site(name) {
+        DoctorTarget::Fleet => fleet::examine(picture),
+        DoctorTarget::Service { name, site } => path::to_service(picture, name, site.as_deref()),
+        DoctorTarget::Sites { from, to } => sites::examine(picture, from, to),
+        DoctorTarget::Site(name) => match picture.objects.site(name) {
             Some(site) => path::to_site(picture, site),
             None => missing("ESite", name),
         },
-        Target::Node(name) => match picture.objects.server(name) {
+        DoctorTarget::Node(name) => match picture.objects.server(name) {
             Some(server) => path::to_node(picture, server),
             None => missing("EServer", name),
         },
-        Target::Gateway(name) => gateway::examine(name, picture.gateway(name), &picture.answers(name)),
-        Target::Unsupported { kind, name } => vec![Finding::failed(
+        DoctorTarget::Gateway(name) => gateway::examine(name, picture.gateway(name), &picture.answers(name)),
+        DoctorTarget::Unsupported { kind, name } => vec![Finding::failed(
             format!("{} {name}", kind.name()),
             format!("doctor does not examine objects of kind {}", kind.name()),
             "examine a service that it concerns: causeway doctor eservice/NAME",
         )],
-        Target::Nothing { word, nearest } => {
+        DoctorTarget::Nothing { word, nearest } => {
             let reason = format!(
                 "there is no EService, EGateway, ESite, EServer, DNS name or presence address {word}"
             );

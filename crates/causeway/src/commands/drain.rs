@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use causeway_api::management::{DiagnoseRequest, FleetStatus, GatewayOverview, paths};
+use causeway_api::management::{DiagnoseRequest, FleetStatus, GatewayFacts, GatewayOverview, paths};
 use causeway_api::{ApiVersion, Kind};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -88,8 +88,10 @@ async fn wait(api: &ApiClient, name: &str, end: Instant) -> anyhow::Result<ExitC
     loop {
         let request = DiagnoseRequest { gateway: name.to_owned(), service: None };
         let facts = api.post(paths::DIAGNOSE, &request).await;
-        let facts = facts.with_context(|| format!("the connections of {name} are not known"))?;
-        let Some(left) = facts["connections"]["inbound"].as_u64() else {
+        let unknown = || format!("the connections of {name} are not known");
+        let facts: GatewayFacts =
+            serde_json::from_value(facts.with_context(unknown)?).with_context(unknown)?;
+        let Some(left) = facts.connections.map(|connections| connections.inbound) else {
             anyhow::bail!(
                 "the program of gateway {name} is too old to say how many connections it has; `causeway status` shows its streams"
             );

@@ -7,18 +7,20 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use causeway_apicache::server::EdgeApiOptions;
+use causeway_apicache::server::serving::ComponentCertificate;
 use causeway_channel::JoinToken;
 use causeway_channel::dial::ConnectProxy as CloudProxy;
 use causeway_channel::session::AllowedTransports;
 use causeway_daemon::signals;
-use causeway_edge::{EdgeConfig, EdgeDaemon, EdgeError};
+use causeway_edge::{EdgeConfig, EdgeDaemon, EdgeError, JoinCredential, ServiceAccountJoin};
 use tokio_util::sync::CancellationToken;
 
 use super::WrongUsage;
 use super::cloud::start_logging;
 use super::gateway::{GatewayArgs, options};
 use super::reload::on_hangup;
-use crate::config::{Config, EdgeLayer, Layer, LogLayer, ProxySetting, Role, TransportSetting};
+use crate::config::mistake::parse_flag;
+use crate::config::{Config, EdgeLayer, Layer, LogLayer, ProcessRole, ProxySetting, TransportSetting};
 use crate::output;
 
 const EXAMPLES: &str = "\
@@ -44,7 +46,7 @@ pub struct Args {
     #[arg(long, value_name = "TOKEN", value_hint = clap::ValueHint::FilePath)]
     join: Option<String>,
     /// Address for metrics, health and dumps, without credentials [default: 127.0.0.1:7445]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse_flag::<SocketAddr>)]
     admin: Option<SocketAddr>,
     /// Transport to the cloud: auto, quic or tcp [default: auto]
     #[arg(long, value_name = "TRANSPORT")]
@@ -71,7 +73,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
             drain: None,
             transport: arguments.transport,
             proxy: arguments.proxy.clone(),
-            join_file: None,
+            ..EdgeLayer::default()
         },
         gateway: arguments.gateway.layer(),
         tunnel: arguments.gateway.tunnel_layer(),
@@ -80,26 +82,37 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let config = Config::load(flags.clone(), arguments.config.as_deref())?;
     start_logging(&config)?;
     let (edge, drain) = (edge_config(&config)?, config.edge.drain.value.0);
-    let join_file = config.edge.join_file.value.clone();
+    let (join_file, service_account) = (config.edge.join_file.value.clone(), service_account(&config));
     let rules = edge.gateway.dial_rules.clone();
-    let hangup = on_hangup(Role::Edge, flags, arguments.config.clone(), config, rules);
+    let hangup = on_hangup(ProcessRole::Edge, flags, arguments.config.clone(), config, rules);
     let stop = signals::watch(drain, hangup)?;
     let token = match (&arguments.join, &join_file) {
         (Some(text), _) => Some(read_token(text)?),
         (None, Some(path)) => read_token_file(path)?,
         (None, None) => None,
     };
-    run_edge(edge, token, stop).await?;
+    let join = token.map(JoinCredential::Token).or(service_account.map(JoinCredential::ServiceAccount));
+    run_edge(edge, join, stop).await?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs an edge until told to stop. With a token it enrols, unless that was done before.
+/// The enrolment by a service account, if it is configured; `Config::check` has seen that its settings are complete.
+fn service_account(config: &Config) -> Option<ServiceAccountJoin> {
+    let edge = &config.edge;
+    Some(ServiceAccountJoin {
+        token_file: edge.join_service_account.value.clone()?,
+        endpoints: edge.join_endpoints.value.iter().map(|endpoint| endpoint.0.clone()).collect(),
+        authorities: edge.join_ca.value.iter().map(|ca| ca.0).collect(),
+    })
+}
+
+/// Runs an edge until told to stop. With a way to enrol it does so, unless that was done before.
 pub async fn run_edge(
     config: EdgeConfig,
-    token: Option<JoinToken>,
+    join: Option<JoinCredential>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let daemon = match EdgeDaemon::start(config, token).await {
+    let daemon = match EdgeDaemon::start(config, join).await {
         Err(error @ EdgeError::NotEnrolled) => return Err(WrongUsage(error.to_string()).into()),
         started => started?,
     };
@@ -118,8 +131,23 @@ pub fn edge_config(config: &Config) -> anyhow::Result<EdgeConfig> {
         kubernetes: Some(EdgeApiOptions {
             folder: causeway_apicache::server::folder(&config.data_dir.value),
             listen: config.kubernetes.listen.value,
-            pins: Vec::new(),
+            pod_listen: config.kubernetes.pod_listen.value,
+            component: ComponentCertificate {
+                certificate: config.kubernetes.client_certificate.value.clone(),
+                key: config.kubernetes.client_key.value.clone(),
+            },
+            pins: config.kubernetes.pin.value.iter().map(|pin| pin.0.clone()).collect(),
+            pin_node: config.kubernetes.pin_node.value.clone(),
             unused: config.kubernetes.unused.value.0,
+            bytes_per_day: config.kubernetes.bytes_per_day.value,
+            bytes_max: config.kubernetes.bytes_max.value,
+            offline_writes: config
+                .kubernetes
+                .offline_writes
+                .value
+                .iter()
+                .map(|listed| listed.0.clone())
+                .collect(),
         }),
         shown: config.to_json(),
     })
@@ -146,16 +174,18 @@ fn read_token_file(path: &Path) -> anyhow::Result<Option<JoinToken>> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim().parse().context("the join token cannot be used")?)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("token file {} cannot be read", output::path(path))),
+        Err(error) => Err(error).with_context(|| {
+            format!("the file {} of the setting `join-file` cannot be read", output::path(path))
+        }),
     }
 }
 
 /// The token itself, from the command line, a file or standard input.
 fn read_token(text: &str) -> anyhow::Result<JoinToken> {
     let text = match text.strip_prefix('@') {
-        Some(path) => {
-            std::fs::read_to_string(path).with_context(|| format!("token file {path} cannot be read"))?
-        }
+        Some(path) => std::fs::read_to_string(path).with_context(|| {
+            format!("the token file {} of --join cannot be read", output::path(Path::new(path)))
+        })?,
         None if text == "-" => {
             let mut read = String::new();
             let input = std::io::stdin().lock();

@@ -2,12 +2,17 @@
 
 use std::net::SocketAddr;
 
+use causeway_daemon::collector::HttpTarget;
 use causeway_gateway::dial::DialRules;
 use causeway_gateway::dns::DnsOptions;
-use causeway_gateway::tun::TunnelOptions;
+use causeway_gateway::trace::TraceOptions;
+use causeway_gateway::tun::{Datapath, TunnelOptions};
 use causeway_gateway::{GatewayOptions, PresenceMode};
 
-use crate::config::{Config, DnsListen, GatewayLayer, PresenceModeSetting, PresencePort, TunnelLayer};
+use crate::config::mistake::parse_flag;
+use crate::config::{
+    Config, DatapathSetting, DnsListen, GatewayLayer, PresenceModeSetting, PresencePort, TunnelLayer,
+};
 
 #[derive(Debug, clap::Args)]
 pub struct GatewayArgs {
@@ -21,8 +26,14 @@ pub struct GatewayArgs {
     #[arg(long = "port", value_name = "SERVICE=IP:PORT")]
     ports: Vec<PresencePort>,
     /// UDP address of the tunnel between sites, opened when an ECommunity names the site [default: 0.0.0.0:7446]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse_flag::<SocketAddr>)]
     tunnel: Option<SocketAddr>,
+    /// Data path to the hosts of the site: tun (routes of the host), or ovs (flows of an Open vSwitch bridge) [default: tun]
+    #[arg(long, value_name = "KIND")]
+    datapath: Option<DatapathSetting>,
+    /// Open vSwitch bridge of --datapath ovs [default: br-causeway]
+    #[arg(long, value_name = "NAME")]
+    bridge: Option<String>,
 }
 
 impl GatewayArgs {
@@ -36,8 +47,20 @@ impl GatewayArgs {
     }
 
     pub fn tunnel_layer(&self) -> TunnelLayer {
-        TunnelLayer { listen: self.tunnel, ..TunnelLayer::default() }
+        TunnelLayer {
+            listen: self.tunnel,
+            datapath: self.datapath,
+            bridge: self.bridge.clone(),
+            ..TunnelLayer::default()
+        }
     }
+}
+
+fn traces(config: &Config) -> Option<TraceOptions> {
+    let traces = &config.traces;
+    let (token_file, ca) = (traces.token_file.value.clone(), traces.ca.value.clone());
+    let target = HttpTarget { url: traces.url.value.clone()?.0, token_file, ca };
+    Some(TraceOptions { target, ratio: traces.ratio.value })
 }
 
 /// The part of the configuration that the gateway needs, in its own types.
@@ -56,7 +79,9 @@ pub fn options(config: &Config) -> GatewayOptions {
         entry_http: gateway.entry_http.value,
         entry_tls: gateway.entry_tls.value,
         dial_rules: dial_rules(config).into(),
-        tunnel: tunnel(config),
+        services_off: gateway.services_off.value,
+        tunnel: Some(tunnel(config)),
+        traces: traces(config),
         ..GatewayOptions::default()
     }
 }
@@ -64,16 +89,21 @@ pub fn options(config: &Config) -> GatewayOptions {
 /// The key of the tunnel in the data dir.
 const TUNNEL_KEY_FILE: &str = "tunnel.key";
 
-fn tunnel(config: &Config) -> Option<TunnelOptions> {
+fn tunnel(config: &Config) -> TunnelOptions {
     let tunnel = &config.tunnel;
-    (!tunnel.off.value).then(|| TunnelOptions {
-        off: false,
+    TunnelOptions {
+        off: tunnel.off.value,
         listen: tunnel.listen.value,
+        datapath: match tunnel.datapath.value {
+            DatapathSetting::Tun => Datapath::Tun,
+            DatapathSetting::Ovs => Datapath::Ovs { bridge: tunnel.bridge.value.clone() },
+        },
         key_file: config.data_dir.value.join(TUNNEL_KEY_FILE),
         device_name: tunnel.device.value.clone(),
         mtu: tunnel.mtu.value,
+        relay_bytes_per_second: u64::from(tunnel.relay_mbit_per_second.value.get()) * 125_000,
         ..TunnelOptions::default()
-    })
+    }
 }
 
 pub fn dial_rules(config: &Config) -> DialRules {

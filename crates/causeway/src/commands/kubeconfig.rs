@@ -5,19 +5,21 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use causeway_api::management::{ApiRole, CreateCertificateRequest, IssuedUserCertificate, paths};
+use causeway_api::management::{
+    ApiRole, CertificateList, CreateCertificateRequest, IssuedUserCertificate, paths,
+};
 use causeway_channel::{PeerId, PrivateKey};
 use causeway_cloud::identity::kubeconfig;
-use serde_json::Value;
+use serde::Deserialize;
 
 use super::WrongUsage;
 use crate::client::ApiConnectionArgs;
 use crate::config::{Config, Layer};
 use crate::duration::{HumanDuration, age};
-use crate::output::{self, TextTable, cell};
+use crate::output::{self, TextTable};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -171,26 +173,26 @@ fn unknown_name(server: &str, names: &[String]) -> Option<String> {
 async fn list(arguments: &Args) -> anyhow::Result<()> {
     let api = arguments.connection.connect().await?;
     let listed = api.get(paths::CERTIFICATES).await?;
-    ensure!(listed["certificates"].is_array(), "{} did not send a list", api.server());
+    let list = CertificateList::deserialize(&listed)
+        .with_context(|| format!("{} did not send a list of certificates", api.server()))?;
     if arguments.json {
         return output::print(&output::json(&listed));
     }
-    output::print(&render(&listed, jiff::Timestamp::now()).render(output::colours()))
+    output::print(&render(&list, jiff::Timestamp::now()).render(output::colours()))
 }
 
-fn render(listed: &Value, now: jiff::Timestamp) -> TextTable {
+fn render(list: &CertificateList, now: jiff::Timestamp) -> TextTable {
     let mut table = TextTable::new(&["SERIAL", "USER", "ROLE", "EXPIRES", "STATE"]);
-    for certificate in listed["certificates"].as_array().into_iter().flatten() {
-        let expires = certificate["expires"].as_str().and_then(|time| time.parse::<jiff::Timestamp>().ok());
+    for certificate in &list.certificates {
+        let expires = certificate.expires.parse::<jiff::Timestamp>().ok();
         let expires = match expires.map(|time| time.as_second() - now.as_second()) {
             Some(seconds) if seconds <= 0 => "expired".to_owned(),
             Some(seconds) => format!("in {}", age(seconds)),
             None => "-".to_owned(),
         };
-        let role = cell(&certificate["group"]).trim_start_matches("causeway:").to_owned();
-        let state = if certificate["revoked"] == true { "revoked" } else { "good" };
-        let (serial, user) = (cell(&certificate["serial"]), cell(&certificate["user"]));
-        table.row([serial, user, role, expires, state.to_owned()]);
+        let role = certificate.group.trim_start_matches("causeway:");
+        let state = if certificate.revoked { "revoked" } else { "good" };
+        table.row([&certificate.serial, &certificate.user, role, &expires, state].map(str::to_owned));
     }
     table
 }

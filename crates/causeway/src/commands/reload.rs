@@ -10,12 +10,12 @@ use causeway_daemon::signals::Hangup;
 use causeway_gateway::dial::SharedDialRules;
 
 use super::gateway::dial_rules;
-use crate::config::{Applies, Change, Config, Layer, Role, changes};
+use crate::config::{Applies, Change, Config, Layer, ProcessRole, changes};
 
 /// Returns the reload of one role that runs with `running`, which was made from the same flags and file. `rules` are
 /// the rules of its gateway.
 pub fn on_hangup(
-    role: Role,
+    role: ProcessRole,
     flags: Layer,
     file: Option<PathBuf>,
     mut running: Config,
@@ -30,7 +30,7 @@ pub fn on_hangup(
     }))
 }
 
-fn reload(role: Role, running: &mut Config, read: &Config, rules: &SharedDialRules) {
+fn reload(role: ProcessRole, running: &mut Config, read: &Config, rules: &SharedDialRules) {
     let changed = changes(running, read, role);
     // The filter may have been replaced through the admin port since.
     let filter = &read.log.filter.value;
@@ -63,7 +63,7 @@ fn reload(role: Role, running: &mut Config, read: &Config, rules: &SharedDialRul
 
 #[cfg(test)]
 mod tests {
-    use causeway_gateway::dial::{BackendDialer, DialRules, OwnListeners, Transport};
+    use causeway_gateway::dial::{BackendDialer, DialRules, OwnListeners, SocketProtocol};
 
     use super::*;
 
@@ -74,15 +74,15 @@ mod tests {
         let mut running = config("");
         let rules = SharedDialRules::from(DialRules::default());
         let dialer = BackendDialer::new(rules.clone(), OwnListeners::default());
-        let may_dial = || dialer.check(Transport::Tcp, "203.0.113.9:80".parse().unwrap()).is_ok();
+        let may_dial = || dialer.check(SocketProtocol::Tcp, "203.0.113.9:80".parse().unwrap()).is_ok();
         assert!(may_dial());
         let denied = config("[gateway]\nbackends-deny = ['203.0.113.0/24']\npresence = 'off'");
-        reload(Role::Edge, &mut running, &denied, &rules);
+        reload(ProcessRole::Edge, &mut running, &denied, &rules);
         assert!(!may_dial());
-        let left = changes(&running, &denied, Role::Edge);
+        let left = changes(&running, &denied, ProcessRole::Edge);
         let left: Vec<&str> = left.iter().map(|change| change.setting.as_str()).collect();
         assert_eq!(left, ["gateway.presence"], "it is logged again until the restart");
-        reload(Role::Edge, &mut running, &config(""), &rules);
+        reload(ProcessRole::Edge, &mut running, &config(""), &rules);
         assert!(may_dial());
     }
 }

@@ -10,7 +10,7 @@ use anyhow::Context;
 use causeway_cloud::identity::earlier_life;
 use causeway_cloud::identity::replay::{self, Replayed};
 use causeway_cloud::identity::revocation_log::{self, RevocationEntry, RevocationLog};
-use causeway_daemon::{DataDir, Role};
+use causeway_daemon::{DataDir, ProcessRole};
 use causeway_store::{RestoreTarget, StoreError};
 
 use super::cloud::store_spec;
@@ -66,7 +66,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
         .await
         .with_context(|| format!("{} cannot be read", output::path(&arguments.file)))?;
     // Holding the lock means that no cloud runs on this data dir.
-    let data_dir = DataDir::open_as(&config.data_dir.value, Role::Cloud)?;
+    let data_dir = DataDir::open_as(&config.data_dir.value, ProcessRole::Cloud)?;
     // Before anything is restored: a wrong path shall not leave a store without its revocations.
     let log = Log::read(&data_dir.join(revocation_log::FILE), &arguments.revocations)?;
     earlier_life::begin_restore(data_dir.path())?;

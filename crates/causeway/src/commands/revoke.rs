@@ -2,18 +2,18 @@
 
 use std::process::ExitCode;
 
-use causeway_api::management::{RevokeRequest, paths};
+use causeway_api::management::{RevokeRequest, RevokedCertificate, RevokedGateway, paths};
 use serde_json::Value;
 
 use crate::client::ApiConnectionArgs;
-use crate::output::{self, cell};
+use crate::output;
 
 const EXAMPLES: &str = "\
 Examples:
   causeway revoke tokyo
   causeway revoke tokyo && causeway token create --site Tokyo --gateway tokyo     it may come back with a new key
   causeway revoke tokyo --keep-tokens                                             tokens that are on their way stay good
-  causeway kubeconfig --list && causeway revoke --certificate 4f0c9a64b2d3        somebody's kubeconfig
+  causeway kubeconfig --list && causeway revoke --certificate 4f0c9a64b2d3        the kubeconfig of a user
   causeway revoke --certificate current                                           the one this command uses";
 
 /// Revoke a gateway or a user certificate: its keys are refused from now on and its connections are closed
@@ -36,7 +36,7 @@ pub struct Args {
 pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let api = arguments.connection.connect().await?;
     let answer = api.post(paths::REVOKE, &arguments.request()).await?;
-    output::print(&summary(&answer))?;
+    output::print(&summary(answer)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -50,16 +50,18 @@ impl Args {
     }
 }
 
-fn summary(answer: &Value) -> String {
+/// Returns a line for everything that was revoked. A response about a certificate has a serial number.
+fn summary(answer: Value) -> serde_json::Result<String> {
     if answer["serial"].is_string() {
-        return format!("certificate/{} of {} revoked\n", cell(&answer["serial"]), cell(&answer["user"]));
+        let RevokedCertificate { serial, user, .. } = serde_json::from_value(answer)?;
+        return Ok(format!("certificate/{serial} of {user} revoked\n"));
     }
-    let keys = answer["keys"].as_array().map_or(0, Vec::len);
-    let mut text = format!("egateway/{} revoked ({keys} keys)\n", cell(&answer["gateway"]));
-    for id in answer["tokens"].as_array().into_iter().flatten() {
-        text.push_str(&format!("token/{} closed\n", cell(id)));
+    let RevokedGateway { gateway, keys, tokens } = serde_json::from_value(answer)?;
+    let mut text = format!("egateway/{gateway} revoked ({} keys)\n", keys.len());
+    for id in tokens {
+        text.push_str(&format!("token/{id} closed\n"));
     }
-    text
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -70,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_answer_names_keys_and_tokens() {
-        let check = |answer: Value, expected: &str| assert_eq!(summary(&answer), expected);
+        let check = |answer: Value, expected: &str| assert_eq!(summary(answer).unwrap(), expected);
         check(json!({"gateway": "a", "keys": ["x"]}), "egateway/a revoked (1 keys)\n");
         check(
             json!({"gateway": "a", "keys": [], "tokens": ["t1", "t2"]}),

@@ -9,6 +9,7 @@ use causeway_api::conditions::READY;
 use causeway_api::management::{ExposureOverview, FleetStatus, GatewayOverview, PresenceAddresses, paths};
 use causeway_api::{Condition, ConditionStatus, GatewayStats};
 
+use super::doctor::switched_off as describe_off;
 use crate::client::ApiConnectionArgs;
 use crate::output::{self, TextTable};
 
@@ -103,7 +104,10 @@ pub fn render(status: &FleetStatus, colours: bool) -> String {
         ]);
     }
     let of_sites = status.sites.iter().map(|site| complaints(&site.name, &site.conditions));
-    let of_gateways = status.gateways.iter().map(|gateway| complaints(&gateway.name, &gateway.conditions));
+    let of_gateways = status
+        .gateways
+        .iter()
+        .map(|gateway| complaints(&gateway.name, &gateway.conditions) + &switched_off(gateway));
     let of_exposures = status.exposures.iter().map(|expose| complaints(&expose.name, &expose.conditions));
     let of_communities = status.communities.iter().map(|found| complaints(&found.name, &found.conditions));
     let mut parts: Vec<(&str, TextTable, String)> = vec![
@@ -175,6 +179,16 @@ fn complaints(name: &str, conditions: &[Condition]) -> String {
     .collect()
 }
 
+/// Planes that are off because a gateway is configured so, one line each. Nothing is broken.
+fn switched_off(gateway: &GatewayOverview) -> String {
+    let planes = gateway.stats.switched_off.iter();
+    planes
+        .map(|plane| {
+            format!("  - {}\n", output::plain(&format!("{}: {}", gateway.name, describe_off(plane))))
+        })
+        .collect()
+}
+
 fn or_none(text: &str) -> String {
     if text.is_empty() { "<none>".to_owned() } else { text.to_owned() }
 }
@@ -222,6 +236,9 @@ mod tests {
         let draining =
             json!({"gateways": [{"name": "oslo", "site": "Oslo", "connected": true, "draining": true}]});
         assert!(render(draining).contains("oslo      Oslo   draining  "));
+        let off = json!({"gateways": [{"name": "oslo", "site": "Oslo", "connected": true, "switchedOff": ["services"]}]});
+        let shown = render(off);
+        assert!(shown.contains("  - oslo: services are switched off in its configuration"), "{shown}");
         let expose = json!({"presences": [{"site": "a", "addresses": ["10.0.0.1", "fd00::1"]}, {"site": "b", "addresses": []}]});
         assert_eq!(presences(&serde_json::from_value(expose).unwrap()), "a=10.0.0.1+fd00::1,b=?");
         assert!(text.ends_with("  ! web: Policy2 does not exist (PolicyMissing)\n"), "{text}");

@@ -12,9 +12,11 @@ use causeway_gateway::dial::BackendRule;
 use causeway_gateway::proxy::connect::AllowRule;
 use serde::Deserialize;
 
+use super::mistake::plain_form;
 use super::{
-    AdvertisedEndpoint, CollectorUrl, CommonName, DnsListen, NameServer, PresenceModeSetting, PresencePort,
-    ProxySetting, ServerName, SiteLabelKey, StoreSetting, TransportSetting,
+    AdvertisedEndpoint, CaHash, CollectorUrl, CommonName, DatapathSetting, DnsListen, NameServer, PinSetting,
+    PresenceModeSetting, PresencePort, ProxySetting, ResourceSetting, ServerName, ServiceAccountSetting,
+    SiteLabelKey, StoreSetting, TransportSetting,
 };
 use crate::duration::HumanDuration;
 
@@ -30,6 +32,7 @@ pub struct Layer {
     pub gateway: GatewayLayer,
     pub tunnel: TunnelLayer,
     pub kubernetes: KubernetesLayer,
+    pub traces: TracesLayer,
     pub audit: AuditLayer,
 }
 
@@ -129,6 +132,17 @@ pub struct CloudLayer {
     ///
     /// A cloud without a cluster has no Kubernetes API to copy.
     pub kubernetes: Option<PathBuf>,
+    /// Service accounts of the cluster of `kubernetes` whose pods enrol their node as a gateway, as `NAMESPACE/NAME`
+    /// (`docs/identity.md`).
+    ///
+    /// Gateways enrol with join tokens; trust in a cluster is given on request only.
+    pub join_service_accounts: Option<Vec<ServiceAccountSetting>>,
+    /// Audience that the tokens of `join-service-accounts` must be for.
+    pub join_audience: Option<String>,
+    /// Site of the gateways of nodes that have no EServer.
+    ///
+    /// Such a node is refused: the EServer of its name tells its site.
+    pub join_default_site: Option<String>,
     /// Address where the kube-apiserver of the cluster of `kubernetes` reaches this API as an aggregated API
     /// (`docs/aggregated-api.md`). Needs `requestheader-ca`.
     ///
@@ -147,6 +161,9 @@ pub struct CloudLayer {
     ///
     /// Every label is a dimension of a metric, and users of the API choose its values.
     pub metrics_site_labels: Option<Vec<SiteLabelKey>>,
+    /// Members of an ECommunity above which it is large: a gateway has only the members with which it exchanges packets as
+    /// peers (`docs/layer3.md`).
+    pub community_peers_max: Option<NonZeroU32>,
     /// Time between the signal to stop and the end of the cloud's process, for requests and streams in
     /// flight.
     pub drain: Option<HumanDuration>,
@@ -170,6 +187,20 @@ pub struct EdgeLayer {
     ///
     /// A token is given by hand with `--join`; a service that has no command line to edit reads this file.
     pub join_file: Option<PathBuf>,
+    /// File with the projected service-account token of this pod, by which the edge enrols as the gateway of its node
+    /// (`docs/identity.md`). Needs `join-endpoints` and `join-ca`. A join token goes first where one is given, too.
+    ///
+    /// Edges outside of clusters have no service account.
+    pub join_service_account: Option<PathBuf>,
+    /// Endpoints of the cloud for the first contact, as `HOST:PORT`.
+    ///
+    /// Needed only with `join-service-account`; a join token names them.
+    pub join_endpoints: Option<Vec<AdvertisedEndpoint>>,
+    /// SHA-256 of the public key of the cloud's CA, in hexadecimal digits: the `id` in `GET /causeway/v1/ca`. Two during a
+    /// change of CA.
+    ///
+    /// Needed only with `join-service-account`; a join token names it.
+    pub join_ca: Option<Vec<CaHash>>,
 }
 
 /// Settings of the gateway, which both roles run.
@@ -213,6 +244,9 @@ pub struct GatewayLayer {
     ///
     /// Backends of a site are anywhere in its networks; the site narrows that down.
     pub backends_deny: Option<Vec<BackendRule>>,
+    /// True if this gateway carries no connections: presences of proxied services do not listen, and services and nodes of its site
+    /// are not reached through it. Layer 3, translated services and DNS are not affected.
+    pub services_off: Option<bool>,
 }
 
 /// Settings of layer 3, which both roles run.
@@ -227,8 +261,35 @@ pub struct TunnelLayer {
     ///
     /// The path is probed, and the largest packet that passes is used.
     pub mtu: Option<u16>,
-    /// Name of the TUN device, at most 15 characters. The kernel replaces `%d` by a free number.
+    /// Rate at which this gateway forwards sealed packets as a relay, for all senders together, in Mbit/s. One sender gets 1000.
+    pub relay_mbit_per_second: Option<NonZeroU32>,
+    /// Name of the TUN or TAP device, at most 15 characters. The kernel replaces `%d` by a free number.
     pub device: Option<String>,
+    /// Data path to the hosts of the site: `tun` (routes of the host and a TUN device) or `ovs` (flows of an Open vSwitch bridge and a
+    /// TAP device as its port, `docs/layer3.md`).
+    pub datapath: Option<DatapathSetting>,
+    /// Open vSwitch bridge of the data path `ovs`. The bridge exists already; the gateway adds and removes a port and flows of its own.
+    pub bridge: Option<String>,
+}
+
+/// Spans of connections and requests, for a collector.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct TracesLayer {
+    /// URL of an OTLP/HTTP collector that takes traces in JSON, with its path, as in `https://otel.example.org:4318/v1/traces`.
+    ///
+    /// Spans leave the host on request only.
+    pub url: Option<CollectorUrl>,
+    /// File with a bearer token for the collector.
+    ///
+    /// Needed only for a collector that asks for one.
+    pub token_file: Option<PathBuf>,
+    /// CA certificate that the collector's certificate is checked against.
+    ///
+    /// The CAs that the host trusts count.
+    pub ca: Option<PathBuf>,
+    /// Share of traces that is exported, from 0 to 1. The trace id decides: gateways with equal ratios export the same traces.
+    pub ratio: Option<f64>,
 }
 
 /// The Kubernetes API at an edge.
@@ -237,8 +298,40 @@ pub struct TunnelLayer {
 pub struct KubernetesLayer {
     /// Address where the edge serves the Kubernetes API to components of its host, once its cloud has a cluster.
     pub listen: Option<SocketAddr>,
+    /// Second address where the edge serves the Kubernetes API, for pods: one of the host that pods reach, such as the link-local
+    /// 169.254.20.11:6444. It need not be an address of the host when the edge starts.
+    ///
+    /// Loopback is not reached from pods, and which other address is depends on their network.
+    pub pod_listen: Option<SocketAddr>,
+    /// File of the client certificate to which `DATA_DIR/kubernetes/component.kubeconfig` refers.
+    pub client_certificate: Option<PathBuf>,
+    /// File of the key of `client-certificate`.
+    pub client_key: Option<PathBuf>,
     /// Time after which the copy of a resource that no client has used is dropped.
     pub unused: Option<HumanDuration>,
+    /// Resources that the edge holds before any client asks for them, beside `cache` of its ESite:
+    /// `GROUP/VERSION/PLURAL`, or `VERSION/PLURAL` for the core group, with selectors as in the API:
+    /// `v1/configmaps?namespace=shop&labelSelector=tier=edge`. A comma inside a selector is `%2C`. Needs `pin-node`.
+    ///
+    /// Resources that clients of the site read are held anyway.
+    pub pin: Option<Vec<PinSetting>>,
+    /// Node of this site in whose name the resources of `pin` are read. Its rights decide.
+    ///
+    /// The edge has no rights of its own. Scopes that `cache` of the ESite names too need no node.
+    pub pin_node: Option<String>,
+    /// Bytes per day (UTC) that the Kubernetes API may move over the link, both directions. Beyond it, copies that no client watches and no
+    /// pin names are not kept current until the next day; reads go on from them, and requests pass.
+    ///
+    /// Most links have no price per byte.
+    pub bytes_per_day: Option<u64>,
+    /// Bytes of disk that the copy may take. Beyond it, nothing new is held: a watch of a new resource gets 503, its lists and gets pass to the API
+    /// server. Copies that are there stay, without what is larger. The last eighth is left to copies that are complete or pinned.
+    pub bytes_max: Option<u64>,
+    /// Resources that any caller may write while the cloud is away, as `VERSION/PLURAL` or `GROUP/VERSION/PLURAL`. Writes wait in the log of the
+    /// edge and are sent on return with the caller's own identity (`docs/edge-api.md`).
+    ///
+    /// A write at the site may conflict with one in the cluster; the operator decides where that is acceptable.
+    pub offline_writes: Option<Vec<ResourceSetting>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -368,10 +461,14 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             streams_max: variable(lookup, "CAUSEWAY_STREAMS_MAX")?,
             stream_window_bytes: variable(lookup, "CAUSEWAY_STREAM_WINDOW_BYTES")?,
             kubernetes: variable(lookup, "CAUSEWAY_KUBERNETES")?,
+            join_service_accounts: list(lookup, "CAUSEWAY_JOIN_SERVICE_ACCOUNTS")?,
+            join_audience: variable(lookup, "CAUSEWAY_JOIN_AUDIENCE")?,
+            join_default_site: variable(lookup, "CAUSEWAY_JOIN_DEFAULT_SITE")?,
             aggregated: variable(lookup, "CAUSEWAY_AGGREGATED")?,
             requestheader_ca: variable(lookup, "CAUSEWAY_REQUESTHEADER_CA")?,
             requestheader_names: list(lookup, "CAUSEWAY_REQUESTHEADER_NAMES")?,
             metrics_site_labels: list(lookup, "CAUSEWAY_METRICS_SITE_LABELS")?,
+            community_peers_max: variable(lookup, "CAUSEWAY_COMMUNITY_PEERS_MAX")?,
             drain,
         },
         edge: EdgeLayer {
@@ -380,6 +477,9 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             transport: variable(lookup, "CAUSEWAY_TRANSPORT")?,
             proxy: variable(lookup, "CAUSEWAY_PROXY")?,
             join_file: variable(lookup, "CAUSEWAY_JOIN_FILE")?,
+            join_service_account: variable(lookup, "CAUSEWAY_JOIN_SERVICE_ACCOUNT")?,
+            join_endpoints: list(lookup, "CAUSEWAY_JOIN_ENDPOINTS")?,
+            join_ca: list(lookup, "CAUSEWAY_JOIN_CA")?,
         },
         gateway: GatewayLayer {
             dns: list(lookup, "CAUSEWAY_DNS")?,
@@ -390,16 +490,34 @@ pub fn environment(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Layer, Env
             entry_tls: variable(lookup, "CAUSEWAY_ENTRY_TLS")?,
             backends_allow: list(lookup, "CAUSEWAY_BACKENDS_ALLOW")?,
             backends_deny: list(lookup, "CAUSEWAY_BACKENDS_DENY")?,
+            services_off: variable(lookup, "CAUSEWAY_SERVICES_OFF")?,
+        },
+        traces: TracesLayer {
+            url: variable(lookup, "CAUSEWAY_TRACES_URL")?,
+            token_file: variable(lookup, "CAUSEWAY_TRACES_TOKEN_FILE")?,
+            ca: variable(lookup, "CAUSEWAY_TRACES_CA")?,
+            ratio: variable(lookup, "CAUSEWAY_TRACES_RATIO")?,
         },
         tunnel: TunnelLayer {
             off: variable(lookup, "CAUSEWAY_TUNNEL_OFF")?,
             listen: variable(lookup, "CAUSEWAY_TUNNEL")?,
             mtu: variable(lookup, "CAUSEWAY_TUNNEL_MTU")?,
+            relay_mbit_per_second: variable(lookup, "CAUSEWAY_TUNNEL_RELAY_MBIT_PER_SECOND")?,
             device: variable(lookup, "CAUSEWAY_TUNNEL_DEVICE")?,
+            datapath: variable(lookup, "CAUSEWAY_DATAPATH")?,
+            bridge: variable(lookup, "CAUSEWAY_BRIDGE")?,
         },
         kubernetes: KubernetesLayer {
             listen: variable(lookup, "CAUSEWAY_KUBERNETES_LISTEN")?,
+            pod_listen: variable(lookup, "CAUSEWAY_KUBERNETES_POD_LISTEN")?,
+            client_certificate: variable(lookup, "CAUSEWAY_KUBERNETES_CLIENT_CERTIFICATE")?,
+            client_key: variable(lookup, "CAUSEWAY_KUBERNETES_CLIENT_KEY")?,
             unused: variable(lookup, "CAUSEWAY_KUBERNETES_UNUSED")?,
+            pin: list(lookup, "CAUSEWAY_KUBERNETES_PIN")?,
+            pin_node: variable(lookup, "CAUSEWAY_KUBERNETES_PIN_NODE")?,
+            bytes_per_day: variable(lookup, "CAUSEWAY_KUBERNETES_BYTES_PER_DAY")?,
+            bytes_max: variable(lookup, "CAUSEWAY_KUBERNETES_BYTES_MAX")?,
+            offline_writes: list(lookup, "CAUSEWAY_KUBERNETES_OFFLINE_WRITES")?,
         },
         audit: AuditLayer {
             export: ExportLayer {
@@ -431,11 +549,13 @@ fn variable<T>(
     name: &'static str,
 ) -> Result<Option<T>, EnvironmentError>
 where
-    T: FromStr<Err: std::fmt::Display>,
+    T: FromStr<Err: std::fmt::Display> + 'static,
 {
     let Some(value) = lookup(name).filter(|value| !value.is_empty()) else { return Ok(None) };
-    let parsed =
-        value.parse().map_err(|error: T::Err| EnvironmentError { name, why: error.to_string(), value });
+    let parsed = value.parse().map_err(|error: T::Err| {
+        let why = plain_form::<T>().map_or_else(|| error.to_string(), str::to_owned);
+        EnvironmentError { name, why, value }
+    });
     parsed.map(Some)
 }
 

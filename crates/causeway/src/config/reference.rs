@@ -24,8 +24,8 @@ Defaults, file, environment and flags are layers: each one is stronger than the 
 lists in variables are separated by commas. Cloud and edge read the same form of file and use their own sections.
 
 `causeway check-config FILE` checks a file and prints every setting in force with its origin. `/debug` on the admin port shows the effective
-configuration, and the cloud logs it at start, both without passwords. SIGHUP reads the file again: `log.filter` changes at once, and the
-log names every other setting that needs a restart.
+configuration, and the cloud logs it at start, both without passwords. SIGHUP reads the file again: `log.filter`,
+`gateway.backends-allow` and `gateway.backends-deny` change at once, and the log names every other setting that needs a restart.
 ";
 
 struct Section {
@@ -34,7 +34,7 @@ struct Section {
     intro: &'static str,
 }
 
-const SECTIONS: [Section; 12] = [
+const SECTIONS: [Section; 13] = [
     Section { name: "", layer: "Layer", intro: "Settings outside any section, at the top of the file." },
     Section { name: "log", layer: "LogLayer", intro: "Log lines of both roles." },
     Section { name: "cloud", layer: "CloudLayer", intro: "Settings of `causeway cloud`." },
@@ -53,6 +53,11 @@ const SECTIONS: [Section; 12] = [
         name: "kubernetes",
         layer: "KubernetesLayer",
         intro: "The Kubernetes API that `causeway edge` serves (`docs/edge-api.md`).",
+    },
+    Section {
+        name: "traces",
+        layer: "TracesLayer",
+        intro: "Spans for a collector (`docs/traces.md`), of both roles. Only builds with the feature `traces` accept a `url`.",
     },
     Section {
         name: "audit.export",
@@ -155,7 +160,7 @@ fn form(kind: &str) -> String {
         "String" => "text",
         "SocketAddr" => "`\"IP:PORT\"`",
         "NonZeroU32" => "number from 1",
-        "u64" | "u16" => "number",
+        "u64" | "u16" | "f64" => "number",
         "bool" => "`true` or `false`",
         "HumanDuration" => "duration, as in `\"90s\"`, `\"1h30m\"`, `\"30d\"`",
         "AdvertisedEndpoint" => "`\"HOST:PORT\"`",
@@ -163,13 +168,17 @@ fn form(kind: &str) -> String {
         "BackendRule" => "`\"ADDRESS\"`, `\"NETWORK\"`, `\"NETWORK:PORT\"`, `\"NETWORK:PORT-PORT\"`",
         "CommonName" => "text",
         "SiteLabelKey" => "key of a label, as in `\"region\"` or `\"example.org/tier\"`",
-        "ServiceAccountName" => "`\"NAMESPACE/NAME\"`",
+        "ServiceAccountSetting" => "`\"NAMESPACE/NAME\"`",
         "ServerName" => "DNS name or IP address",
+        "ResourceSetting" => "`\"VERSION/PLURAL\"` or `\"GROUP/VERSION/PLURAL\"`",
+        "PinSetting" => "`\"RESOURCE\"` or `\"RESOURCE?namespace=…&labelSelector=…&fieldSelector=…\"`",
+        "CaHash" => "64 hexadecimal digits",
         "StoreSetting" => "`\"sqlite\"` or `\"etcd=URL,URL,…\"`",
         "TransportSetting" => "`\"auto\"`, `\"quic\"` or `\"tcp\"`",
         "ProxySetting" | "CollectorUrl" | "ApiUrl" => "URL",
         "DnsListen" => "`\"IP\"`, `\"IP:PORT\"`, or `\"off\"` alone",
         "NameServer" => "`\"IP\"` or `\"IP:PORT\"`",
+        "DatapathSetting" => "`\"tun\"` or `\"ovs\"`",
         "PresenceModeSetting" => "`\"auto\"`, `\"namespace\"`, `\"host\"` or `\"off\"`",
         "PresencePort" => "`\"SERVICE=IP:PORT\"`",
         other => {
@@ -188,8 +197,8 @@ fn flags(section: &str, key: &str) -> String {
         section if section.starts_with("audit.") => return String::new(),
         _ => &["cloud", "edge"],
     };
-    // The flag of the address that a section listens on has the name of the section.
-    let listen = if key == "listen" { section } else { key };
+    // The flag of the address that a section listens on has the name of the section; `--kubernetes` is the kubeconfig of a cloud.
+    let listen = if key == "listen" && section != "kubernetes" { section } else { key };
     let names = [listen.to_owned(), key.trim_end_matches('s').to_owned(), format!("{section}-{key}")];
     let command = Cli::command();
     let found = roles.iter().find_map(|role| {

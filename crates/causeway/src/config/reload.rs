@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::{Config, Role};
+use super::{Config, ProcessRole};
 
 /// One setting that differs from the one that runs.
 #[derive(Debug, PartialEq)]
@@ -25,11 +25,11 @@ pub enum Applies {
 }
 
 /// The settings of one role that differ, in the order in which they are shown.
-pub fn changes(running: &Config, read: &Config, role: Role) -> Vec<Change> {
+pub fn changes(running: &Config, read: &Config, role: ProcessRole) -> Vec<Change> {
     let pairs = running.settings().into_iter().zip(read.settings());
     let of_role = |section: &str| match role {
-        Role::Cloud => section != "edge",
-        Role::Edge => section != "cloud" && !section.starts_with("audit"),
+        ProcessRole::Cloud => section != "edge",
+        ProcessRole::Edge => section != "cloud" && !section.starts_with("audit"),
     };
     pairs
         .filter(|((section, _, from, _), (_, _, to, _))| of_role(section) && from != to)
@@ -55,27 +55,27 @@ mod tests {
 
     #[test]
     fn what_differs_is_named_with_when_it_applies() {
-        let check = |role: Role, before: &str, after: &str, expected: &[(&str, Applies)]| {
+        let check = |role: ProcessRole, before: &str, after: &str, expected: &[(&str, Applies)]| {
             let found = changes(&config(before), &config(after), role);
             let found: Vec<(&str, Applies)> =
                 found.iter().map(|change| (change.setting.as_str(), change.applies)).collect();
             assert_eq!(found, expected, "{after}");
         };
-        check(Role::Cloud, "", "", &[]);
-        check(Role::Cloud, "", "log.filter = 'debug'", &[("log.filter", Applies::Now)]);
-        check(Role::Cloud, "log.filter = 'debug'", "", &[("log.filter", Applies::Now)]);
+        check(ProcessRole::Cloud, "", "", &[]);
+        check(ProcessRole::Cloud, "", "log.filter = 'debug'", &[("log.filter", Applies::Now)]);
+        check(ProcessRole::Cloud, "log.filter = 'debug'", "", &[("log.filter", Applies::Now)]);
         let rules = "[gateway]\nbackends-allow = ['169.254.1.1']\nbackends-deny = ['10.0.0.0/8']";
         let now = |name| (name, Applies::Now);
-        check(Role::Edge, "", rules, &[now("gateway.backends-allow"), now("gateway.backends-deny")]);
+        check(ProcessRole::Edge, "", rules, &[now("gateway.backends-allow"), now("gateway.backends-deny")]);
         let moved = "data-dir = '/x'\n[cloud]\napi = '127.0.0.1:1'\n[gateway]\npresence = 'off'\n[log]\nformat = 'json'";
         let later = |name| (name, Applies::AfterRestart);
         check(
-            Role::Cloud,
+            ProcessRole::Cloud,
             "",
             moved,
             &[later("data-dir"), later("log.format"), later("cloud.api"), later("gateway.presence")],
         );
-        check(Role::Edge, "", "[cloud]\napi = '127.0.0.1:1'", &[]);
-        check(Role::Edge, "", "[edge]\ntransport = 'tcp'", &[later("edge.transport")]);
+        check(ProcessRole::Edge, "", "[cloud]\napi = '127.0.0.1:1'", &[]);
+        check(ProcessRole::Edge, "", "[edge]\ntransport = 'tcp'", &[later("edge.transport")]);
     }
 }

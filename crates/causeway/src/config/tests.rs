@@ -49,6 +49,9 @@ fn every_setting_can_be_given_in_every_layer() {
         admin = "127.0.0.1:3"
         connect = "127.0.0.1:5"
         kubernetes = "/cluster"
+        join-service-accounts = ["causeway-system/causeway-edge"]
+        join-audience = "example.org/join"
+        join-default-site = "oslo"
         aggregated = "127.0.0.1:8"
         requestheader-ca = "/ca"
         requestheader-names = ["front-proxy-client", "system:auth-proxy"]
@@ -63,6 +66,7 @@ fn every_setting_can_be_given_in_every_layer() {
         seal-key = "/seal"
         api-names = ["api.example.org", "203.0.113.9"]
         api-connections-per-address = 7
+        community-peers-max = 9
         expired-grace = "0"
         audit-file-bytes-max = 1000
         audit-files-max = 2
@@ -79,6 +83,9 @@ fn every_setting_can_be_given_in_every_layer() {
         transport = "tcp"
         proxy = "http://proxy.example.org:3128"
         join-file = "/token"
+        join-service-account = "/service-account"
+        join-endpoints = ["cloud.example.org:7444"]
+        join-ca = ["0000000000000000000000000000000000000000000000000000000000000001"]
         [gateway]
         dns = ["127.0.0.1:5353", "10.0.0.2"]
         dns-upstream = ["10.0.0.1", "[fd00::1]:53"]
@@ -88,14 +95,31 @@ fn every_setting_can_be_given_in_every_layer() {
         entry-tls = "127.0.0.1:8443"
         backends-allow = ["169.254.169.254:80"]
         backends-deny = ["10.0.0.0/8", "[fd00::/8]:1-1023"]
+        services-off = true
         [tunnel]
         off = true
         listen = "127.0.0.1:6"
         mtu = 1400
+        relay-mbit-per-second = 90
         device = "causeway-l3-x"
+        datapath = "ovs"
+        bridge = "br0"
         [kubernetes]
         listen = "127.0.0.1:7"
+        pod-listen = "169.254.20.11:7"
+        client-certificate = "/c"
+        client-key = "/k"
         unused = "1h"
+        pin = ["v1/configmaps?namespace=shop&labelSelector=tier=edge"]
+        pin-node = "n1"
+        bytes-per-day = 1000000
+        bytes-max = 2000000
+        offline-writes = ["v1/configmaps", "apps/v1/deployments"]
+        [traces]
+        url = "http://127.0.0.1:4318/v1/traces"
+        token-file = "/t"
+        ca = "/ca"
+        ratio = 0.25
         [audit.export]
         bytes-max = 1000000
         [audit.export.files]
@@ -145,6 +169,12 @@ fn every_setting_can_be_given_in_every_layer() {
         ("ETCD_KEY", "/k"),
         ("SEAL_KEY", "/s"),
         ("JOIN_FILE", "/token"),
+        ("JOIN_SERVICE_ACCOUNT", "/service-account"),
+        ("JOIN_ENDPOINTS", "cloud.example.org:7444"),
+        ("JOIN_CA", "0000000000000000000000000000000000000000000000000000000000000001"),
+        ("JOIN_SERVICE_ACCOUNTS", "causeway-system/causeway-edge"),
+        ("JOIN_AUDIENCE", "example.org/join"),
+        ("JOIN_DEFAULT_SITE", "oslo"),
         ("AUDIT_EXPORT_BYTES_MAX", "1000"),
         ("AUDIT_EXPORT_FILES_FOLDER", "/f"),
         ("AUDIT_EXPORT_WEBHOOK_URL", "https://hooks.example.org/audit"),
@@ -159,6 +189,7 @@ fn every_setting_can_be_given_in_every_layer() {
         ("AUDIT_EXPORT_OTLP_CA", "/ca"),
         ("API_NAMES", "api.example.org,2001:db8::1"),
         ("API_CONNECTIONS_PER_ADDRESS", "7"),
+        ("COMMUNITY_PEERS_MAX", "9"),
         ("EXPIRED_GRACE", "0"),
         ("AUDIT_FILE_BYTES_MAX", "1"),
         ("AUDIT_FILES_MAX", "2"),
@@ -179,12 +210,28 @@ fn every_setting_can_be_given_in_every_layer() {
         ("ENTRY_TLS", "127.0.0.1:8443"),
         ("BACKENDS_ALLOW", "169.254.169.254:80"),
         ("BACKENDS_DENY", "10.0.0.0/8,[fd00::/8]:1-1023"),
+        ("SERVICES_OFF", "true"),
+        ("TRACES_URL", "http://127.0.0.1:4318/v1/traces"),
+        ("TRACES_TOKEN_FILE", "/t"),
+        ("TRACES_CA", "/ca"),
+        ("TRACES_RATIO", "0.25"),
         ("TUNNEL", "127.0.0.1:6"),
         ("TUNNEL_OFF", "true"),
         ("TUNNEL_MTU", "1400"),
+        ("TUNNEL_RELAY_MBIT_PER_SECOND", "90"),
         ("TUNNEL_DEVICE", "causeway-l3-x"),
+        ("DATAPATH", "ovs"),
+        ("BRIDGE", "br0"),
         ("KUBERNETES_LISTEN", "127.0.0.1:7"),
+        ("KUBERNETES_POD_LISTEN", "169.254.20.11:7"),
+        ("KUBERNETES_CLIENT_CERTIFICATE", "/c"),
+        ("KUBERNETES_CLIENT_KEY", "/k"),
         ("KUBERNETES_UNUSED", "1h"),
+        ("KUBERNETES_PIN", "v1/configmaps?namespace=shop&labelSelector=tier=edge"),
+        ("KUBERNETES_PIN_NODE", "n1"),
+        ("KUBERNETES_BYTES_PER_DAY", "1000000"),
+        ("KUBERNETES_BYTES_MAX", "2"),
+        ("KUBERNETES_OFFLINE_WRITES", "v1/configmaps,apps/v1/deployments"),
     ];
     let names: Vec<(String, &str)> = names.map(|(name, value)| (format!("CAUSEWAY_{name}"), value)).to_vec();
     let names: Vec<(&str, &str)> = names.iter().map(|(name, value)| (name.as_str(), *value)).collect();
@@ -213,8 +260,8 @@ fn a_mistake_is_shown_with_its_place() {
     };
     check("[cloud]\napy = \"x\"", "2:1", "unknown field `apy`");
     check("[clout]", "1:2", "unknown field `clout`");
-    check("[cloud]\napi = \"7443\"", "2:7", "invalid socket address");
-    check("[cloud]\n\napi = 7443", "3:7", "invalid type");
+    check("[cloud]\napi = \"7443\"", "2:7", "write IP:PORT in quotes");
+    check("[cloud]\n\napi = 7443", "3:7", "write IP:PORT in quotes");
     check("[cloud]\ndrain = \"soon\"", "2:9", "is no duration");
     check("[cloud]\nstore = \"redis\"", "2:9", "use `sqlite` or `etcd=");
     check("[edge]\ntransport = \"udp\"", "2:13", "use `auto`, `quic` or `tcp`");
@@ -235,9 +282,34 @@ fn a_mistake_is_shown_with_its_place() {
 #[test]
 fn a_wrong_variable_is_named() {
     let error = variables(&[("CAUSEWAY_CHANNEL", "nonsense")]).unwrap_err();
-    assert!(error.contains("CAUSEWAY_CHANNEL=nonsense"), "{error}");
+    assert!(error.contains("CAUSEWAY_CHANNEL=nonsense: write IP:PORT"), "{error}");
+    let error = variables(&[("CAUSEWAY_LINKS_MAX", "0")]).unwrap_err();
+    assert!(error.contains("write a whole number from 1"), "{error}");
+    let error = variables(&[("CAUSEWAY_TUNNEL_OFF", "yes")]).unwrap_err();
+    assert!(error.contains("write true or false"), "{error}");
     let error = variables(&[("CAUSEWAY_ADVERTISE", "a:1,b:x")]).unwrap_err();
     assert!(error.contains("is no endpoint"), "{error}");
+}
+
+#[test]
+fn a_pin_is_written_as_a_request_of_the_api() {
+    let check = |text: &str, expected: Result<&str, &str>| {
+        match (text.parse::<PinSetting>(), expected) {
+            (Ok(pin), Ok(shown)) => assert_eq!(pin.0.to_string(), shown, "{text}"),
+            (Err(error), Err(why)) => assert!(error.contains(why), "{text}: {error}"),
+            (found, expected) => assert_eq!(found.is_ok(), expected.is_ok(), "{text}: {found:?}"),
+        }
+        if let Ok(pin) = text.parse::<PinSetting>() {
+            assert_eq!(pin.to_string().parse::<PinSetting>(), Ok(pin), "{text}");
+        }
+    };
+    check("v1/nodes", Ok("v1/nodes"));
+    check("apps/v1/deployments?namespace=shop", Ok("apps/v1/deployments namespace shop"));
+    check("v1/pods?labelSelector=a%3Db%2Cc%20in%20(d)", Ok("v1/pods labels a=b,c in (d)"));
+    check("v1/pods?fieldSelector=spec.nodeName=n1", Ok("v1/pods fields spec.nodeName=n1"));
+    check("pods", Err("names no resource"));
+    check("v1/pods?name=a", Err("`name` in `v1/pods?name=a` is unknown"));
+    check("v1/pods?namespace=a/b", Err("cannot exist"));
 }
 
 #[test]
@@ -251,6 +323,20 @@ fn values_that_do_not_go_together_are_refused() {
     check("[cloud]\netcd-key = \"/k\"", "belong together");
     check("[cloud]\naggregated = \"127.0.0.1:1\"", "`aggregated` needs `requestheader-ca`");
     check("[cloud]\naggregated = \"127.0.0.1:1\"\nkubernetes = \"/k\"", "`aggregated` needs");
+    check("[cloud]\njoin-service-accounts = [\"a/b\"]", "needs `kubernetes`");
+    check("[cloud]\njoin-audience = \"\"", "`join-audience` is empty");
+    for site in ["cloud", "", "a/b"] {
+        check(&format!("[cloud]\njoin-default-site = \"{site}\""), "`join-default-site` is");
+    }
+    check("[kubernetes]\npin = [\"v1/nodes\"]", "`pin` needs `pin-node`");
+    check("[kubernetes]\npod-listen = \"0.0.0.0:6444\"", "`pod-listen` is 0.0.0.0:6444");
+    check("[kubernetes]\npod-listen = \"127.0.0.1:6444\"", "`listen` and `pod-listen` are both");
+    check("[edge]\njoin-service-account = \"/t\"", "needs `join-endpoints` and `join-ca`");
+    check(
+        "[edge]\njoin-service-account = \"/t\"\njoin-endpoints = [\"a:1\"]",
+        "needs `join-endpoints` and `join-ca`",
+    );
+    check("[traces]\nratio = 1.5", "from 0 to 1");
     check("[audit.export.syslog]\nkey = \"/k\"", "`audit.export.syslog` belong together");
     check("[gateway]\ndns = [\"off\", \"127.0.0.1\"]", "off and has addresses");
     check("[log]\nformat = \"xml\"", "log format `xml`");

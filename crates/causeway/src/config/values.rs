@@ -4,6 +4,10 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
+use causeway_api::request::query::decode;
+use causeway_apicache::resource::{ResourceName, SubscriptionScope};
+use causeway_channel::KeyHash;
+use causeway_cloud::identity::ServiceAccountName;
 use serde::{Deserialize, Serialize};
 
 /// HOST:PORT as edges are to dial it.
@@ -116,6 +120,115 @@ impl FromStr for ServerName {
 impl fmt::Display for ServerName {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.0)
+    }
+}
+
+/// A service account, as `NAMESPACE/NAME`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ServiceAccountSetting(pub ServiceAccountName);
+
+impl FromStr for ServiceAccountSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ServiceAccountSetting, String> {
+        text.parse().map(ServiceAccountSetting)
+    }
+}
+
+impl fmt::Display for ServiceAccountSetting {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+/// A resource of the Kubernetes API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ResourceSetting(pub ResourceName);
+
+impl FromStr for ResourceSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ResourceSetting, String> {
+        ResourceName::parse(text).map(ResourceSetting).ok_or_else(|| {
+            format!("`{text}` names no resource: write VERSION/PLURAL or GROUP/VERSION/PLURAL, as in apps/v1/deployments")
+        })
+    }
+}
+
+impl fmt::Display for ResourceSetting {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+/// A part of a resource of the Kubernetes API, as `RESOURCE?namespace=…&labelSelector=…&fieldSelector=…`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PinSetting(pub SubscriptionScope);
+
+const PIN_PARAMETERS: [&str; 3] = ["namespace", "labelSelector", "fieldSelector"];
+
+impl FromStr for PinSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<PinSetting, String> {
+        let (resource, query) = text.split_once('?').unwrap_or((text, ""));
+        let resource = resource.parse::<ResourceSetting>()?.0;
+        let mut values = PIN_PARAMETERS.map(|_| String::new());
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            let place = PIN_PARAMETERS.iter().position(|known| *known == name).ok_or_else(|| {
+                format!("`{name}` in `{text}` is unknown: a pin has {}", PIN_PARAMETERS.join(", "))
+            })?;
+            values[place] = decode(value, false);
+        }
+        let [namespace, label_selector, field_selector] = values;
+        let scope = SubscriptionScope { resource, namespace, label_selector, field_selector };
+        match scope.is_valid() {
+            true => Ok(PinSetting(scope)),
+            false => {
+                Err(format!("`{text}` has a namespace that cannot exist, or a selector that is too long"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for PinSetting {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SubscriptionScope { resource, namespace, label_selector, field_selector } = &self.0;
+        write!(out, "{resource}")?;
+        let values = [namespace, label_selector, field_selector];
+        let given = PIN_PARAMETERS.iter().zip(values).filter(|(_, value)| !value.is_empty());
+        for (number, (name, value)) in given.enumerate() {
+            let value = value.replace('%', "%25").replace('&', "%26").replace(',', "%2C");
+            write!(out, "{}{name}={value}", if number == 0 { '?' } else { '&' })?;
+        }
+        Ok(())
+    }
+}
+
+/// The SHA-256 of the public key of a CA, in hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct CaHash(pub KeyHash);
+
+impl FromStr for CaHash {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CaHash, String> {
+        KeyHash::from_hex(text).map(CaHash).ok_or_else(|| {
+            format!(
+                "`{text}` is no hash of a CA: write the 64 hexadecimal digits of `id` in GET /causeway/v1/ca"
+            )
+        })
+    }
+}
+
+impl fmt::Display for CaHash {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
     }
 }
 
@@ -322,6 +435,35 @@ impl fmt::Display for PresenceModeSetting {
     }
 }
 
+/// The data path between the tunnel and the hosts of the site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DatapathSetting {
+    Tun,
+    Ovs,
+}
+
+impl FromStr for DatapathSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DatapathSetting, String> {
+        match text {
+            "tun" => Ok(DatapathSetting::Tun),
+            "ovs" => Ok(DatapathSetting::Ovs),
+            _ => Err(format!("datapath `{text}` is unknown: use `tun` or `ovs`")),
+        }
+    }
+}
+
+impl fmt::Display for DatapathSetting {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            DatapathSetting::Tun => "tun",
+            DatapathSetting::Ovs => "ovs",
+        })
+    }
+}
+
 /// One more address for the presence of a service, as `SERVICE=IP:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -374,13 +516,18 @@ impl fmt::Display for AdvertisedEndpoint {
 text_form!(
     DnsListen,
     AdvertisedEndpoint,
+    CaHash,
     CollectorUrl,
     CommonName,
+    DatapathSetting,
     NameServer,
+    PinSetting,
     PresenceModeSetting,
     PresencePort,
     ProxySetting,
+    ResourceSetting,
     ServerName,
+    ServiceAccountSetting,
     SiteLabelKey,
     StoreSetting,
     TransportSetting

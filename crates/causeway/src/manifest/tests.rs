@@ -88,6 +88,7 @@ fn a_wrong_object_is_named_by_file_and_document() {
         "f.yaml, document 2: kind `Pod` is unknown",
     );
     check("{kind: ESite, apiVersion: apps/v1}", "document 1: apiVersion `apps/v1` is unknown");
+    check("{kind: Esite, apiVersion: v1}", "kind `Esite` is unknown: did you mean ESite? use one of");
     check("{kind: ESite}", "`apiVersion` is missing");
     check("{apiVersion: v1}", "`kind` is missing");
     check("{kind: 5, apiVersion: v1}", "`kind` must be a string");

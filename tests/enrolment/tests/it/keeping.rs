@@ -35,7 +35,7 @@ async fn a_running_edge_renews_at_two_thirds_and_re_enrols_after_the_end() {
         assert_eq!(now.facts.not_after, stage.hands.now() + 30 * DAY);
         assert_eq!(now.key.hash(), first.key.hash());
     }
-    // What is in use is what is on the disk.
+    // The certificate in use is the one on the disk.
     let last = identity(&edge).facts.serial.clone();
     drop(edge);
     assert_eq!(identity(&stage.edge("G1")).facts.serial, last);
@@ -86,7 +86,7 @@ async fn a_revoked_edge_ends_and_comes_back_only_with_a_new_token() {
 #[tokio::test]
 async fn a_key_from_an_earlier_life_is_replaced() {
     let stage = Stage::new().await;
-    // Its answer was lost, and before it came back somebody enrolled the gateway elsewhere.
+    // Its answer was lost, and before it came back the gateway was enrolled on another host.
     let token = stage.token("G1").await;
     let edge = stage.edge("old");
     edge.enrol_once(&token).await.unwrap();

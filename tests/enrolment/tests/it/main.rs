@@ -73,7 +73,7 @@ impl Stage {
         let registrar = Registrar::open(store, config).await.unwrap();
         let tls = registrar.channel_tls();
         let port = ChannelPort::on(sockets, tls, EndpointKeys::generate(), PortLimits::default()).unwrap();
-        let enrolment = EnrolmentServer::new(registrar.clone(), EnrolmentLimits::default());
+        let enrolment = EnrolmentServer::new(registrar.clone(), None, EnrolmentLimits::default());
         let stop = CancellationToken::new();
         tokio::spawn(ChannelServer { port, enrolment, links: Arc::new(NoLinks) }.run(stop.clone()));
         let (keeper, until) = (registrar.clone(), stop.clone());

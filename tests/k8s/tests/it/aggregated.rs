@@ -172,7 +172,7 @@ fn kubectl_of_the_cluster_uses_the_api_and_the_cluster_decides() {
         "{audit}"
     );
 
-    // Others have the rights that RBAC of the cluster gives them.
+    // Other users have the rights that RBAC of the cluster gives them.
     let refused = |line: &str| kubectl.fails(line);
     assert!(refused("get esites --as=ann").contains("forbidden"));
     kubectl.ok("create clusterrolebinding ann --clusterrole=causeway-view --user=ann");

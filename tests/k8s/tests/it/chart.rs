@@ -53,13 +53,18 @@ fn the_plain_manifests_are_those_of_the_chart() {
             "edge",
             "Label one node causeway.io/gateway=true, make the Secret causeway-join with the key join.token, and set the image.",
         ),
+        (
+            "every-node",
+            "Set `join-endpoints`, `join-ca` (kubectl --kubeconfig admin.kubeconfig get --raw /causeway/v1/ca) and the image, label the nodes causeway.io/gateway=true, and name causeway-system/causeway-edge in `join-service-accounts` of the cloud.",
+        ),
     ] {
         let head = format!(
             "# Made from deploy/helm/causeway; UPDATE=1 cargo nextest run -p k8s-tests chart writes it anew.\n# {fix}\n\
              # kubectl create namespace causeway-system first.\n"
         );
         let text = head + &rendered(&program, name);
-        let path = here(&format!("../../deploy/kubernetes/{name}.yaml"));
+        let file = if name == "every-node" { "edge-every-node" } else { name };
+        let path = here(&format!("../../deploy/kubernetes/{file}.yaml"));
         if std::env::var_os("UPDATE").is_some() {
             std::fs::write(&path, &text).unwrap();
         }
@@ -73,7 +78,7 @@ fn the_chart_renders_to_configurations_that_are_valid() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = renderer(folder.path()) else { return };
     let mut checked = 0;
-    for values in ["cloud", "edge", "everything"] {
+    for values in ["cloud", "edge", "every-node", "everything"] {
         let text = rendered(&program, values);
         for name in ["cloud.toml", "edge.toml"] {
             let Some((_, after)) = text.split_once(&format!("  {name}: |\n")) else { continue };
@@ -87,7 +92,7 @@ fn the_chart_renders_to_configurations_that_are_valid() {
             checked += 1;
         }
     }
-    assert_eq!(checked, 4);
+    assert_eq!(checked, 5);
     let refused = render(&program, None);
     assert!(refused.code == 1 && refused.stderr.contains("cloud.advertise"), "{refused:?}");
     let few = folder.path().join("few.yaml");
@@ -111,7 +116,7 @@ fn a_kube_apiserver_accepts_the_chart() {
     let kubeconfig = cluster.0.join("kubeconfig");
     let kubectl = Kubectl::new(&kubectl::programs().remove(0), &kubeconfig, folder.path().join("home"));
     kubectl.ok("create namespace causeway-system");
-    for (values, objects) in [("cloud", 5), ("edge", 2), ("everything", 9)] {
+    for (values, objects) in [("cloud", 5), ("edge", 2), ("every-node", 3), ("everything", 9)] {
         let text = kubectl.ok_with(&rendered(&program, values), "apply --dry-run=server -f -");
         assert_eq!(
             text.lines().filter(|line| line.contains("created (server dry run)")).count(),

@@ -1,4 +1,4 @@
-//! What kubectl finds out about us: resources, versions, the meaning of fields, raw paths.
+//! Discovery by kubectl: resources, versions, the meaning of fields, raw paths.
 
 use serde_json::Value;
 

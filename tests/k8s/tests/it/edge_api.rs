@@ -17,9 +17,7 @@ use crate::kubectl::{self, Kubectl};
 
 /// Returns the reason why this cannot run here.
 pub fn missing() -> Option<String> {
-    let cache = std::env::var_os("CAUSEWAY_CACHE").map(PathBuf::from);
-    let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache/causeway")))?;
-    let built = std::fs::read_dir(cache)
+    let built = std::fs::read_dir(kubectl::cache()?)
         .ok()?
         .flatten()
         .any(|folder| folder.path().join("bin/kube-apiserver").exists());
@@ -80,6 +78,8 @@ pub struct EdgeLab {
     pub relay: Relay,
     pub cluster: Cluster,
     listen: SocketAddr,
+    /// Variables of the edge.
+    settings: &'static [(&'static str, &'static str)],
     program: PathBuf,
     pub folder: tempfile::TempDir,
 }
@@ -100,15 +100,50 @@ fn free_port() -> SocketAddr {
 
 impl EdgeLab {
     pub fn start() -> EdgeLab {
+        EdgeLab::start_with(&[])
+    }
+
+    /// `settings` are variables of the edge.
+    pub fn start_with(settings: &'static [(&'static str, &'static str)]) -> EdgeLab {
+        EdgeLab::start_in(tempfile::tempdir().unwrap(), settings, &[], PINNED)
+    }
+
+    /// The operator names nothing in `ESite.cache`.
+    pub fn start_unpinned() -> EdgeLab {
+        EdgeLab::start_in(tempfile::tempdir().unwrap(), &[], &[], "")
+    }
+
+    /// The API server writes `cluster/audit.log`.
+    pub fn start_audited() -> EdgeLab {
         let folder = tempfile::tempdir().unwrap();
-        let cluster = Cluster::start(folder.path(), &[]);
+        let policy = folder.path().join("audit.json");
+        let rules =
+            json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]});
+        std::fs::write(&policy, rules.to_string()).unwrap();
+        let policy = format!("--audit-policy-file={}", policy.display());
+        EdgeLab::start_in(folder, &[], &[&policy, "--audit-log-path=audit.log"], PINNED_EVERYWHERE)
+    }
+
+    fn start_in(
+        folder: tempfile::TempDir,
+        settings: &'static [(&'static str, &'static str)],
+        flags: &[&str],
+        cache: &str,
+    ) -> EdgeLab {
+        let cluster = Cluster::start(folder.path(), flags);
         let channel = free_port();
         let relay = Relay::start("127.0.0.1:0".parse().unwrap(), channel, 7).unwrap();
         let cloud = start_cloud(folder.path(), channel, &relay, &cluster);
+        if !cache.is_empty() {
+            let site = format!(
+                "{{kind: ESite, apiVersion: causeway.io/v1, metadata: {{name: Tokyo}}, cache: [{cache}]}}\n"
+            );
+            cloud.apply(&site).unwrap().success().unwrap();
+        }
         let listen = free_port();
-        let edge = start_edge(folder.path(), listen, Some(&cloud));
+        let edge = start_edge(folder.path(), listen, Some(&cloud), settings);
         let program = kubectl::programs().remove(0);
-        let lab = EdgeLab { edge, cloud, relay, cluster, listen, program, folder };
+        let lab = EdgeLab { edge, cloud, relay, cluster, listen, settings, program, folder };
         lab.await_api();
         lab
     }
@@ -120,7 +155,7 @@ impl EdgeLab {
 
     /// Starts the edge that was killed.
     pub fn start_edge_again(&mut self) {
-        self.edge = start_edge(self.folder.path(), self.listen, None);
+        self.edge = start_edge(self.folder.path(), self.listen, None, self.settings);
         self.await_api();
     }
 
@@ -173,6 +208,11 @@ impl EdgeLab {
         self.kubectl_as(common_name, &text.replace("user: {}", &user))
     }
 
+    /// The address of the API at the edge.
+    pub fn address(&self) -> SocketAddr {
+        self.listen
+    }
+
     fn kubectl_as(&self, name: &str, kubeconfig: &str) -> Kubectl {
         let mut number = 0;
         let path = loop {
@@ -186,13 +226,18 @@ impl EdgeLab {
         Kubectl::new(&self.program, &path, self.folder.path().join("home-edge"))
     }
 
-    /// The entry of a scope in the edge's dump.
-    pub fn resource(&self, plural: &str) -> Option<Value> {
+    /// The API at the edge in the edge's dump.
+    pub fn dump(&self) -> Option<Value> {
         let text = std::fs::read_to_string(self.folder.path().join("edge/run/edge.json")).ok()?;
         let admin: Value = serde_json::from_str(&text).ok()?;
         let (_, body) = get(admin["admin"].as_str()?.parse().ok()?, "/debug").ok()?;
-        let dump: Value = serde_json::from_str(&body).ok()?;
-        let all = dump["kubernetes"]["resources"].as_array()?.clone();
+        let mut dump: Value = serde_json::from_str(&body).ok()?;
+        Some(dump["kubernetes"].take())
+    }
+
+    /// The entry of a scope in the edge's dump.
+    pub fn resource(&self, plural: &str) -> Option<Value> {
+        let all = self.dump()?["resources"].as_array()?.clone();
         all.into_iter().find(|entry| entry["scope"]["resource"]["plural"] == plural)
     }
 
@@ -216,7 +261,7 @@ fn start_cloud(folder: &Path, channel: SocketAddr, relay: &Relay, cluster: &Clus
     Cloud::start_with(&folder.join("cloud"), &flags).unwrap()
 }
 
-fn start_edge(folder: &Path, listen: SocketAddr, join: Option<&Cloud>) -> Process {
+fn start_edge(folder: &Path, listen: SocketAddr, join: Option<&Cloud>, settings: &[(&str, &str)]) -> Process {
     let data_dir = folder.join("edge");
     let data_dir = data_dir.to_str().unwrap();
     let token = join.map(|cloud| {
@@ -228,7 +273,7 @@ fn start_edge(folder: &Path, listen: SocketAddr, join: Option<&Cloud>) -> Proces
         arguments.extend(["--join", token]);
     }
     let mut command = daemon(&arguments).unwrap();
-    command.env("CAUSEWAY_KUBERNETES_LISTEN", listen.to_string());
+    command.env("CAUSEWAY_KUBERNETES_LISTEN", listen.to_string()).envs(settings.iter().copied());
     command.env("CAUSEWAY_DNS", "off").env("CAUSEWAY_PRESENCE", "off");
     command.env("CAUSEWAY_LOG", "info,causeway_apicache=debug");
     Process::spawn(command, folder.join("edge.log")).unwrap()
@@ -286,6 +331,11 @@ impl Drop for Watching {
     }
 }
 
+/// Tests list the ConfigMaps and Secrets of a namespace, which a site holds only when the operator names them.
+pub const PINNED: &str =
+    "{resource: v1/configmaps, namespace: default}, {resource: v1/secrets, namespace: default}";
+/// The same in all namespaces.
+pub const PINNED_EVERYWHERE: &str = "{resource: v1/configmaps}, {resource: v1/secrets}";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 #[test]

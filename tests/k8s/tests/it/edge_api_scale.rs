@@ -9,10 +9,13 @@ use causeway_apicache::connector::ConnectorFuture;
 use causeway_apicache::resource::{ResourceName, SubscriptionScope};
 use causeway_apicache::sync::frames::{self, MESSAGE_BYTES_MAX, MessageReader};
 use causeway_apicache::sync::receiver::{SyncReceiver, SyncStep, acknowledge, subscribe};
-use causeway_apicache::sync::wire::{ChangeEntry, CloudSyncMessage, EdgeSyncBody, EdgeSyncMessage};
+use causeway_apicache::sync::wire::{
+    ChangeEntry, CloudSyncBody, CloudSyncMessage, EdgeSyncBody, EdgeSyncMessage,
+};
 use causeway_apicache::upstream::{SYNC_TARGET, SiteFacts, Upstream};
 use futures_util::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testlab::causeway::wait_for;
@@ -75,7 +78,7 @@ fn a_site_that_returns_after_compaction_gets_what_changed() {
     let objects = if is_soak() { 10_000 } else { 1_000 };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let mut random = SeededRandom::for_test("return after compaction");
-    let mut lab = EdgeLab::start();
+    let mut lab = EdgeLab::start_unpinned();
     let maps: Api<ConfigMap> = Api::namespaced(runtime.block_on(lab.cluster.client()), "default");
     let name = |number: usize| format!("map-{number:05}");
     runtime.block_on(fill(&maps, (0..objects).map(name), &mut random));
@@ -139,8 +142,8 @@ impl SiteFacts for NodePerSite {
         Box::pin(async move { site.strip_prefix("site-") == node.strip_prefix("node-") })
     }
 
-    fn pins<'a>(&'a self, _: &'a str) -> ConnectorFuture<'a, Vec<SubscriptionScope>> {
-        Box::pin(async { Vec::new() })
+    fn pins<'a>(&'a self, _: &'a str) -> ConnectorFuture<'a, Option<Vec<SubscriptionScope>>> {
+        Box::pin(async { Some(Vec::new()) })
     }
 }
 
@@ -188,8 +191,10 @@ async fn follow(upstream: Arc<Upstream>, number: usize, resource: &'static str, 
 
 /// Resources that a node may list and watch.
 const FOLLOWED: [&str; 3] = ["v1/services", "v1/nodes", "v1/pods"];
+/// Roles, ClusterRoles and their bindings: the cloud watches them, so that decisions need not be asked again.
+const RBAC: usize = 4;
 
-/// Requests of the cloud in the audit log: lists, watches, reviews, and others.
+/// Requests of the cloud in the audit log: lists, watches, reviews, and the rest.
 fn requests(cluster: &Cluster) -> [usize; 4] {
     let log = std::fs::read_to_string(cluster.0.join("audit.log")).unwrap();
     let mut counts = [0; 4];
@@ -232,6 +237,7 @@ async fn many_sites(cluster: &Cluster, steps: &[usize]) {
     let services: Api<Service> = Api::namespaced(cluster.client().await, "default");
     let upstream = Arc::new(Upstream::open(&cluster.kubeconfig(), Arc::new(NodePerSite)).await.unwrap());
     let (mut tasks, mut sites) = (JoinSet::new(), Vec::new());
+    let started = std::time::Instant::now();
     for &count in steps {
         while sites.len() < count * FOLLOWED.len() {
             let (number, resource) = (sites.len() / FOLLOWED.len(), FOLLOWED[sites.len() % FOLLOWED.len()]);
@@ -255,14 +261,76 @@ async fn many_sites(cluster: &Cluster, steps: &[usize]) {
             Some(ended) = tasks.join_next() => panic!("a subscription ended: {ended:?}"),
         }
         // A feed is ready with its list; its watch follows.
-        let counted = || Some(requests(cluster)).filter(|[_, watches, ..]| *watches >= FOLLOWED.len());
+        let counted = || Some(requests(cluster)).filter(|[_, watches, ..]| *watches >= FOLLOWED.len() + RBAC);
         let [lists, watches, reviews, others] = wait_for("every resource is watched", counted).unwrap();
         println!(
             "{count} sites with {} subscriptions: {lists} lists, {watches} watches, {reviews} access reviews, {others} other requests",
             sites.len()
         );
-        assert_eq!(watches, FOLLOWED.len(), "one watch per resource");
+        assert_eq!(watches, FOLLOWED.len() + RBAC, "one watch per resource");
         // One to learn the kind of the list, one for the objects.
-        assert_eq!(lists, 2 * FOLLOWED.len(), "one list per resource");
+        assert_eq!(lists, 2 * (FOLLOWED.len() + RBAC), "one list per resource");
+        // `list` and `watch` of each resource, asked for the first node; every other node has the same rights.
+        // Every five minutes the cloud asks once more whether it may name the group of nodes.
+        let own = 1 + started.elapsed().as_secs() as usize / 300;
+        let shared = 2 * FOLLOWED.len();
+        assert!((shared + 1..=shared + own).contains(&reviews), "nodes share decisions: {reviews} reviews");
+    }
+    a_binding_of_one_node_is_not_shared(cluster, &upstream).await;
+}
+
+/// A right of one node is not given to another, and a right that is taken away ends the subscription within seconds.
+async fn a_binding_of_one_node_is_not_shared(cluster: &Cluster, upstream: &Arc<Upstream>) {
+    let client = cluster.client().await;
+    let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "limits"},
+        "rules": [{"apiGroups": [""], "resources": ["limitranges"], "verbs": ["list", "watch"]}]});
+    let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "limits"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "limits"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "system:node:node-0"}]});
+    let roles: Api<ClusterRole> = Api::all(client.clone());
+    let bindings: Api<ClusterRoleBinding> = Api::all(client);
+    roles.create(&PostParams::default(), &serde_json::from_value(role).unwrap()).await.unwrap();
+    bindings.create(&PostParams::default(), &serde_json::from_value(binding).unwrap()).await.unwrap();
+    // Node 0 asks first, before or after the cloud has seen the binding.
+    let mut own = subscribed(upstream, 0, "v1/limitranges").await;
+    assert!(own.accepted, "the binding names node 0");
+    assert!(!subscribed(upstream, 1, "v1/limitranges").await.accepted, "it does not name node 1");
+    let since = std::time::Instant::now();
+    bindings.delete("limits", &DeleteParams::default()).await.unwrap();
+    crate::kube_rs::soon("the subscription of node 0 ends", own.refused()).await;
+    println!("a removed ClusterRoleBinding ended the subscription after {:?}", since.elapsed());
+}
+
+/// A subscription that was answered.
+struct AnsweredSubscription {
+    reader: MessageReader<tokio::io::ReadHalf<tokio::io::DuplexStream>>,
+    _send: tokio::io::WriteHalf<tokio::io::DuplexStream>,
+    accepted: bool,
+}
+
+async fn subscribed(upstream: &Arc<Upstream>, number: usize, resource: &str) -> AnsweredSubscription {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    tokio::spawn(upstream.clone().serve(format!("site-{number}"), SYNC_TARGET, far));
+    let (recv, mut send) = tokio::io::split(near);
+    let mut reader = MessageReader::new(recv, MESSAGE_BYTES_MAX + 1);
+    let scope = SubscriptionScope::all(ResourceName::parse(resource).unwrap());
+    let mut first = subscribe(&scope, Revision(0), 0);
+    first.node = format!("node-{number}");
+    frames::write(&mut send, &EdgeSyncMessage::from(EdgeSyncBody::Subscribe(first))).await.unwrap();
+    let answer = reader.next::<CloudSyncMessage>().await.unwrap().unwrap().body;
+    let accepted = matches!(answer, Some(CloudSyncBody::Accepted(_)));
+    AnsweredSubscription { reader, _send: send, accepted }
+}
+
+impl AnsweredSubscription {
+    /// Waits for the refusal.
+    async fn refused(&mut self) {
+        loop {
+            match self.reader.next::<CloudSyncMessage>().await.unwrap().map(|message| message.body) {
+                Some(Some(CloudSyncBody::Refused(refused))) => return assert_eq!(refused.code, 403),
+                Some(_) => {}
+                None => panic!("the stream ended without a refusal"),
+            }
+        }
     }
 }

@@ -12,12 +12,13 @@ use testlab::fleet::{CHANNEL_PORT, CloudHost, EdgeHost};
 use testlab::net::{Cut, Host, Net, Plan};
 
 use crate::here;
+use crate::kubectl;
 use crate::nodes::{Following, Lab, NODE_IP, missing, start_cluster};
 
 const API: &str = "127.0.0.1:6444";
 const ADMIN: &str = "127.0.0.1:7445";
-const SERVICE_IP: &str = "10.96.0.50";
-const SLICES: &str = "/apis/discovery.k8s.io/v1beta1/namespaces/default/endpointslices";
+pub const SERVICE_IP: &str = "10.96.0.50";
+pub const SLICES: &str = "/apis/discovery.k8s.io/v1beta1/namespaces/default/endpointslices";
 
 fn objects(public: &str) -> String {
     format!(
@@ -39,20 +40,22 @@ fn plan() -> Plan {
         .link("edge-a", "nat-a", &["10.0.0.0/24"])
 }
 
+/// A program of Kubernetes, when the lab has built it.
+pub fn built_program(name: &str) -> Option<PathBuf> {
+    let folders = std::fs::read_dir(kubectl::cache()?).ok()?.flatten();
+    folders.map(|folder| folder.path().join("bin").join(name)).find(|program| program.exists())
+}
+
 /// A kube-proxy in the namespace of the site; ended with the test.
-struct KubeProxy(Child);
+pub struct KubeProxy(Child);
 
 impl KubeProxy {
-    /// The program, when the lab has built it.
-    fn program() -> Option<PathBuf> {
-        let cache = std::env::var_os("CAUSEWAY_CACHE").map(PathBuf::from);
-        let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache/causeway")))?;
-        let folders = std::fs::read_dir(cache).ok()?.flatten();
-        folders.map(|folder| folder.path().join("bin/kube-proxy")).find(|program| program.exists())
+    pub fn program() -> Option<PathBuf> {
+        built_program("kube-proxy")
     }
 
     /// `None` when this machine has no kube-proxy.
-    fn start(lab: &EdgeNode, kubeconfig: &Path) -> Option<KubeProxy> {
+    pub fn start(lab: &EdgeNode, kubeconfig: &Path) -> Option<KubeProxy> {
         let program = KubeProxy::program()?;
         let installed = finish(Command::new(here("lab/install-iptables")), None).unwrap().success().unwrap();
         let tables = installed.trim().lines().last().unwrap().to_owned();
@@ -78,25 +81,30 @@ impl Drop for KubeProxy {
 }
 
 // In the order in which they end.
-struct EdgeNode {
+pub struct EdgeNode {
     node: Lab,
-    edge: EdgeHost,
+    pub edge: EdgeHost,
     cluster: Lab,
-    cloud: CloudHost,
+    pub cloud: CloudHost,
     /// The namespaces of the cloud and of the site.
     above: Host,
-    site: Host,
+    pub site: Host,
     folder: tempfile::TempDir,
-    net: Net,
+    pub net: Net,
 }
 
 impl EdgeNode {
     fn start() -> EdgeNode {
+        EdgeNode::start_with(|above, folder| (start_cluster(above, folder), ())).0
+    }
+
+    /// `start` starts the API server, and what else belongs to the cluster, in the namespace of the cloud.
+    pub fn start_with<T>(start: impl FnOnce(&Host, &Path) -> (Lab, T)) -> (EdgeNode, T) {
         let net = Net::build(&plan()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let (above, site) = (net.host("cloud").unwrap(), net.host("edge-a").unwrap());
         let public = net.ipv4("cloud").unwrap();
-        let cluster = start_cluster(&above, folder.path());
+        let (cluster, more) = start(&above, folder.path());
         let kubeconfig = cluster.folder.join("kubeconfig").display().to_string();
         let flags = ["--kubernetes", &kubeconfig];
         let cloud =
@@ -110,10 +118,10 @@ impl EdgeNode {
         let mut lab = EdgeNode { node, edge, cluster, cloud, above, site, folder, net };
         lab.await_api();
         lab.start_node();
-        lab
+        (lab, more)
     }
 
-    fn await_api(&self) {
+    pub fn await_api(&self) {
         let address = API.parse().unwrap();
         let within = std::time::Duration::from_secs(1);
         wait_for("the edge serves its API", || self.site.connects(address, within).then_some(())).unwrap();
@@ -128,7 +136,7 @@ impl EdgeNode {
     }
 
     /// kubectl at the API server, in the cloud.
-    fn direct(&self, arguments: &[&str], input: Option<&str>) -> Ran {
+    pub fn direct(&self, arguments: &[&str], input: Option<&str>) -> Ran {
         self.kubectl(&self.above, self.cluster.folder.join("kubeconfig"), arguments, input)
     }
 
@@ -138,7 +146,7 @@ impl EdgeNode {
     }
 
     /// kubectl at the edge, as the cluster's admin, by token.
-    fn as_admin(&self, arguments: &[&str], input: Option<&str>) -> Ran {
+    pub fn as_admin(&self, arguments: &[&str], input: Option<&str>) -> Ran {
         let path = self.folder.path().join("admin-at-edge.kubeconfig");
         if !path.exists() {
             let tokens = std::fs::read_to_string(self.cluster.folder.join("pki/tokens.csv")).unwrap();
@@ -157,7 +165,7 @@ impl EdgeNode {
         finish(host.wrap(&command), input).unwrap()
     }
 
-    fn create(&self, object: &Value) {
+    pub fn create(&self, object: &Value) {
         self.direct(&["create", "-f", "-"], Some(&object.to_string())).success().unwrap();
     }
 
@@ -167,22 +175,22 @@ impl EdgeNode {
         seen.json().ok()
     }
 
-    fn kill_kubelet(&self) {
+    pub fn kill_kubelet(&self) {
         let pid = std::fs::read_to_string(self.node.folder.join("kubelet.pid")).unwrap();
         let killed = Command::new("kill").args(["-9", pid.trim()]).status().unwrap();
         assert!(killed.success());
     }
 
-    fn start_kubelet(&self) {
+    pub fn start_kubelet(&self) {
         assert!(Command::new("bash").arg(self.node.folder.join("start-kubelet")).status().unwrap().success());
     }
 
-    fn cut(&mut self) {
+    pub fn cut(&mut self) {
         self.net.cut("nat-a", Cut::Silent).unwrap();
     }
 
     /// Every process of every pod, the sandboxes included.
-    fn kill_pods(&self) {
+    pub fn kill_pods(&self) {
         let run = std::fs::read_to_string(self.node.folder.join("run")).unwrap();
         let cgroup = std::path::Path::new(run.trim()).file_name().unwrap().to_owned();
         let script = r#"find /sys/fs/cgroup/memory/"$1" -name cgroup.procs -exec cat {} + | sort -u | xargs -r kill -9"#;
@@ -236,7 +244,7 @@ impl EdgeNode {
     }
 
     /// The kubeconfig of kube-proxy at the edge: the token of a service account with the rights that Kubernetes gives it.
-    fn proxy_kubeconfig(&self) -> PathBuf {
+    pub fn proxy_kubeconfig(&self) -> PathBuf {
         let path = self.folder.path().join("kube-proxy.kubeconfig");
         self.create(
             &json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "kube-proxy"}}),
@@ -259,7 +267,7 @@ impl EdgeNode {
     }
 
     /// The part of the edge's dump about its API.
-    fn dump(&self) -> Value {
+    pub fn dump(&self) -> Value {
         let address = ADMIN.parse().unwrap();
         let asked = self.site.inside(|| testlab::causeway::get(address, "/debug"));
         let dump: Value =
@@ -431,7 +439,7 @@ fn await_pod(lab: &EdgeNode, at_edge: bool, what: &str, wanted: impl Fn(&Value) 
         .unwrap_or_else(|error| panic!("{error}\n{:?}\n{}", lab.pod(at_edge, "box"), lab.dump()))
 }
 
-fn is_ready(object: &Value) -> bool {
+pub fn is_ready(object: &Value) -> bool {
     let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
     conditions.into_iter().any(|found| found["type"] == "Ready" && found["status"] == "True")
 }

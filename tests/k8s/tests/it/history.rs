@@ -34,7 +34,7 @@ async fn settled(client: &Client, name: &str) -> DynamicObject {
     soon("the reconciler looks at it", looked_at).await
 }
 
-/// How many were accepted, how many got 409 with this reason; nothing else is possible.
+/// The numbers of requests that were accepted and that got 409 with this reason; nothing else is possible.
 fn count(outcomes: &[kube::Result<DynamicObject>], reason: &str) -> (usize, usize) {
     for outcome in outcomes {
         if let Err(error) = outcome {

@@ -8,7 +8,7 @@ use testlab::causeway::{Process, finish, wait_for};
 
 use crate::{Lab, here};
 
-/// Where the lab keeps a Python with kopf; the script brings it when it is missing.
+/// The folder in which the lab keeps a Python with kopf; the script brings it when it is missing.
 fn python() -> String {
     let ran = finish(Command::new(here("lab/install-kopf")), None).unwrap().success().unwrap();
     ran.lines().last().unwrap().to_owned()

@@ -40,7 +40,7 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, future).await.unwrap_or_else(|_| panic!("{what}: not in time"))
 }
 
-/// What happened to one object, in a form that can be compared.
+/// A change of one object, in a form that can be compared.
 type Change = (u64, String, bool);
 
 /// All changes after `start`, up to the deletion of the object `last`; asked of the server in one go.

@@ -25,11 +25,15 @@ pub fn programs() -> Vec<PathBuf> {
     found
 }
 
+/// The folder with the programs of Kubernetes that the lab has built.
+pub fn cache() -> Option<PathBuf> {
+    let chosen = std::env::var_os("CAUSEWAY_CACHE").map(PathBuf::from);
+    chosen.or_else(|| std::env::home_dir().map(|home| home.join(".cache/causeway")))
+}
+
 /// Looks only: building takes minutes and is nothing for a test.
 fn cached() -> Option<PathBuf> {
-    let cache = std::env::var_os("CAUSEWAY_CACHE").map(PathBuf::from);
-    let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache/causeway")))?;
-    let folders = std::fs::read_dir(cache).ok()?.flatten();
+    let folders = std::fs::read_dir(cache()?).ok()?.flatten();
     let mut built: Vec<PathBuf> = folders
         .filter(|folder| folder.file_name().to_string_lossy().starts_with("kubernetes-1.20."))
         .map(|folder| folder.path().join("bin/kubectl"))
@@ -48,7 +52,7 @@ pub struct Kubectl {
     pub minor: u32,
 }
 
-/// What a line must do.
+/// The expected result of a line.
 pub enum Expected<'a> {
     /// Exactly this, and nothing else.
     Prints(&'a str),
@@ -72,7 +76,7 @@ impl Kubectl {
         kubectl
     }
 
-    /// The same program for somebody else.
+    /// The same program with the kubeconfig of another user.
     pub fn with(&self, kubeconfig: &Path) -> Kubectl {
         Kubectl::new(&self.program, kubeconfig, self.home.clone())
     }
@@ -91,7 +95,7 @@ impl Kubectl {
     }
 
     fn run_with(&self, input: &str, line: &str) -> Ran {
-        // What begins with a brace it takes for JSON, even when only YAML can be meant.
+        // kubectl takes input that begins with a brace for JSON, even when only YAML can be meant.
         finish(self.command(line), Some(&format!("---\n{input}"))).unwrap()
     }
 
@@ -119,7 +123,7 @@ impl Kubectl {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         assert!(lines.any(|line| line.contains("watch=true")), "kubectl {line}: no watch was opened");
-        // Somebody has to read on, or it would wait for us.
+        // The output must be read on, or kubectl would wait for us.
         std::thread::spawn(move || lines.for_each(drop));
         child
     }

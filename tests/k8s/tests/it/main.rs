@@ -1,6 +1,6 @@
 //! Real Kubernetes clients against the real binary: kubectl (two versions), the Python and JavaScript clients, kopf, kube-rs.
 //!
-//! Each test has its own cloud on its own ports and data dir. What the clients send is theirs, not ours.
+//! Each test has its own cloud on its own ports and data dir. The requests are those that the clients themselves send.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -10,20 +10,26 @@ mod aggregated;
 mod apply;
 mod change;
 mod chart;
+mod cluster_ip;
 mod discovery;
 mod documents;
 mod edge_api;
+mod edge_api_attacks;
 mod edge_api_callers;
 mod edge_api_kills;
+mod edge_api_parity;
 mod edge_api_random;
 mod edge_api_scale;
+mod edge_controllers;
 mod edge_kubelet;
 mod edit;
 mod gitops;
 mod history;
+mod how_to;
 mod javascript;
 mod kopf;
 mod kube_rs;
+mod node_enrolment;
 mod nodes;
 mod objects;
 mod python;

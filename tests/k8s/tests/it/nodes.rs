@@ -13,6 +13,7 @@ use testlab::fleet::{CHANNEL_PORT, CloudHost, EdgeHost};
 use testlab::net::{Host, Net, Plan};
 
 use crate::here;
+use crate::kubectl;
 
 /// Both nodes have it.
 pub const NODE_IP: &str = "10.0.0.2";
@@ -37,9 +38,7 @@ pub fn missing() -> Option<String> {
     if let Some(reason) = testlab::net::missing() {
         return Some(reason);
     }
-    let cache = std::env::var_os("CAUSEWAY_CACHE").map(PathBuf::from);
-    let cache = cache.or_else(|| std::env::home_dir().map(|home| home.join(".cache/causeway")))?;
-    let built = std::fs::read_dir(cache).ok()?.flatten().any(|folder| {
+    let built = std::fs::read_dir(kubectl::cache()?).ok()?.flatten().any(|folder| {
         let bin = folder.path().join("bin");
         bin.join("kubelet").exists() && bin.join("kube-apiserver").exists()
     });
@@ -59,7 +58,7 @@ pub fn missing() -> Option<String> {
     fetched.err().map(|error| format!("needs Debian's containerd: {error}"))
 }
 
-/// What a script of the lab started; stopped again, whatever becomes of the test.
+/// A process that a script of the lab started; stopped again, however the test ends.
 pub struct Lab {
     pub folder: PathBuf,
     pub down: &'static str,
@@ -107,7 +106,7 @@ impl Fleet {
         let host = net.host("cloud").unwrap();
         let public = net.ipv4("cloud").unwrap();
         let endpoint = SocketAddr::from((public, CHANNEL_PORT));
-        // Who does not ask through a door asks for the node's name, and comes to the node's port of the cloud.
+        // A client that does not ask through a listener of CONNECT asks for the node's name, and reaches the node's port of the cloud.
         let config = folder.path().join("cloud.toml");
         std::fs::write(&config, format!("[gateway]\nentry-tls = \"{public}:10250\"\n")).unwrap();
         let flags = ["--connect", "127.0.0.1:7447", "--config", config.to_str().unwrap()];
@@ -164,7 +163,7 @@ impl Fleet {
             .unwrap_or_else(|error| panic!("{error}\n{}", self.ok(&["describe", "pod", name])));
     }
 
-    /// What the cloud and the edge of the node have needed so far, at their worst, in KiB.
+    /// Peak memory of the cloud and of the edge of the node so far, in KiB.
     fn memory_peaks(&mut self) -> [u64; 2] {
         let pids = [self.cloud.unit.process().unwrap().pid(), self.edges[0].unit.process().unwrap().pid()];
         pids.map(|pid| {
@@ -191,13 +190,24 @@ fn objects(public: &str) -> String {
 
 /// An API server that goes to nodes through the socket, by name, and checks whom it has reached.
 pub fn start_cluster(host: &Host, folder: &Path) -> Lab {
+    start_cluster_with(host, folder, &[], &[])
+}
+
+/// `flags` are further flags of kube-apiserver, `settings` variables of the script that starts it.
+pub fn start_cluster_with(host: &Host, folder: &Path, flags: &[&str], settings: &[(&str, &str)]) -> Lab {
     let cluster = Lab { folder: folder.join("cluster"), down: "kube-apiserver-down" };
-    start_api_server(host, folder, json!({"uds": {"udsName": folder.join("cloud/run/connect.sock")}}));
+    let transport = json!({"uds": {"udsName": folder.join("cloud/run/connect.sock")}});
+    start_api_server(host, folder, transport, (flags, settings));
     cluster
 }
 
 /// `transport` is how it comes to the door.
-fn start_api_server(host: &Host, folder: &Path, transport: Value) {
+fn start_api_server(
+    host: &Host,
+    folder: &Path,
+    transport: Value,
+    (flags, settings): (&[&str], &[(&str, &str)]),
+) {
     let selector = folder.join("egress.yaml");
     let config = json!({"apiVersion": "apiserver.k8s.io/v1beta1", "kind": "EgressSelectorConfiguration",
         "egressSelections": [{"name": "cluster",
@@ -211,6 +221,7 @@ fn start_api_server(host: &Host, folder: &Path, transport: Value) {
             "--kubelet-preferred-address-types=Hostname",
         ],
     );
+    up.args(flags).envs(settings.iter().copied());
     finish(host.wrap(&up), None).unwrap().success().unwrap();
 }
 
@@ -392,13 +403,13 @@ fn through_tls(fleet: &Fleet) {
     let connect = fleet.folder.path().join("cloud/connect");
     let transport = json!({"tcp": {"url": "https://127.0.0.1:7447", "tlsConfig": {"caBundle": connect.join("ca.pem"),
         "clientKey": connect.join("client.pem"), "clientCert": connect.join("client.pem")}}});
-    start_api_server(&fleet.host, fleet.folder.path(), transport);
+    start_api_server(&fleet.host, fleet.folder.path(), transport, (&[], &[]));
     assert!(fleet.ok(&["logs", "box"]).starts_with("begun\n"));
     assert_eq!(fleet.ok(&["exec", "box", "--", "echo", "through TLS"]), "through TLS\n");
     assert_eq!(fleet.ok(&["get", "--raw", "/api/v1/nodes/node-b/proxy/healthz"]), "node-b is well");
 }
 
-/// What a node says of itself in plain HTTP, at the other site.
+/// The state that a node reports in plain HTTP, at the other site.
 fn start_exporter(host: &Host, folder: &Path) -> Child {
     let home = folder.join("exporter");
     std::fs::create_dir(&home).unwrap();
@@ -459,7 +470,7 @@ fn scrape(fleet: &Fleet) {
     up.unwrap_or_else(|error| panic!("{error}\n{targets}"));
 }
 
-/// A large log streams; nobody on the way holds it.
+/// A large log streams; no process on the path buffers it whole.
 fn large_log(fleet: &mut Fleet) {
     let soak = std::env::var_os("CAUSEWAY_SOAK").is_some_and(|value| value == "1");
     let lines: u64 = if soak { 200_000 } else { 40_000 };

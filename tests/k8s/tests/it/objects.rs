@@ -1,4 +1,4 @@
-//! What kubectl expects of any cluster: namespaces, events, the cluster's address, pruning, and the collection of dependents.
+//! Features that kubectl expects of any cluster: namespaces, events, the cluster's address, pruning, and the collection of dependents.
 
 use std::path::Path;
 
@@ -47,7 +47,7 @@ fn what_happens_to_an_object_is_shown_with_it() {
             told("events --for serviceexpose/web", "PolicyMissing");
             told("events --for serviceexpose.causeway.io/web --types=Warning", "ServiceMissing");
         }
-        // What is mended is told as well, and counted in an event of its own.
+        // A mended problem is reported as well, and counted in an event of its own.
         let policy = "{kind: EPolicy, apiVersion: causeway.io/v1, metadata: {name: nobody-made-it}, allowedSites: [cloud]}\n";
         kubectl.ok_with(policy, "apply -f -");
         told("describe serviceexpose web", "PoliciesFound");

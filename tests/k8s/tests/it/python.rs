@@ -6,7 +6,7 @@ use testlab::causeway::finish;
 
 use crate::{Lab, here};
 
-/// Where the lab keeps a Python with the client; the script brings it when it is missing.
+/// The folder in which the lab keeps a Python with the client; the script brings it when it is missing.
 fn python() -> String {
     let ran = finish(Command::new(here("lab/install-python-client")), None).unwrap().success().unwrap();
     ran.lines().last().unwrap().to_owned()

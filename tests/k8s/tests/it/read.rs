@@ -19,7 +19,7 @@ fn furnish(kubectl: &Kubectl) {
     let services = "{kind: EService, apiVersion: v1, metadata: {name: camera}, ip: 10.0.0.1, port: 80, eSiteName: Oslo}\n\
         ---\n{kind: EService, apiVersion: v1, metadata: {name: archive}, ip: 10.0.0.2, port: 443, protocol: HTTPS, eSiteName: Roma}\n";
     kubectl.ok_with(&(sites + services), "create -f -");
-    // Status may still be on its way; whoever compares versions waits for it.
+    // Status may still be on its way; a test that compares versions waits for it.
     kubectl.ok("wait --for=condition=SiteResolved eservice/camera eservice/archive --timeout=60s");
 }
 

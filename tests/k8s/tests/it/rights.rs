@@ -1,4 +1,4 @@
-//! Who may do what, as kubectl sees it: the admin, a viewer with a token, a stranger.
+//! Rights as kubectl sees them: of the admin, of a viewer with a token, of a stranger.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use crate::kubectl::Expected::{Prints, Refused, Shows};
 use crate::kubectl::Kubectl;
 use crate::{Lab, each_kubectl, site};
 
-/// A kubeconfig with the admin's cluster and somebody else's token, as kubectl itself writes it.
+/// A kubeconfig with the admin's cluster and the token of another user, as kubectl itself writes it.
 fn kubeconfig(lab: &Lab, kubectl: &Kubectl, token: &str) -> PathBuf {
     let path = lab.path("other.kubeconfig");
     std::fs::copy(lab.cloud.kubeconfig(), &path).unwrap();

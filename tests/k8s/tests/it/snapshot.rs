@@ -1,4 +1,4 @@
-//! A list of 10,000 objects in pages is one consistent snapshot, whatever others write meanwhile.
+//! A list of 10,000 objects in pages is one consistent snapshot, whatever is written meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::Lab;
 use crate::kube_rs::{api, revision, soon};
 
 const OBJECTS: usize = 10_000;
-// What kubectl asks for.
+// The media type that kubectl asks for.
 const PAGE: u32 = 500;
 // Enough for group commits to fill; far from the limit per identity.
 const AT_ONCE: usize = 32;
@@ -94,7 +94,7 @@ async fn ten_thousand_objects_in_pages_are_one_snapshot_while_others_write() {
         assert_eq!(here, *at.get_or_insert(here), "every page is of the same revision");
         pages.extend(page.items);
         let Some(token) = page.metadata.continue_.filter(|token| !token.is_empty()) else { break here };
-        // What is announced and what comes add up, from the first page on.
+        // The announced remainder and the received objects add up, from the first page on.
         assert!(page.metadata.remaining_item_count.is_some_and(|left| left > 0));
         params = params.continue_token(&token);
     };

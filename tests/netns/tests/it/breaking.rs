@@ -1,4 +1,4 @@
-//! What a session survives: blocked UDP, other addresses, links that are cut. Times are printed.
+//! Faults that a session survives: blocked UDP, other addresses, links that are cut. Times are printed.
 
 use std::time::{Duration, Instant};
 

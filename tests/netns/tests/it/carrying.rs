@@ -1,4 +1,4 @@
-//! Which transport carries the streams of a service when a path is blocked, throttled or moved, and how long the change takes.
+//! The transport that carries the streams of a service when a path is blocked, throttled or moved, and the time of the change.
 //!
 //! The service is at the edge behind the NAT and sends bytes without an end; its client is at the cloud. Each row prints what
 //! carried what, and the times.

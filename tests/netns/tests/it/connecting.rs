@@ -1,4 +1,4 @@
-//! How an edge comes to its session: over QUIC, over TCP, through a proxy, over a bad line; and how fast.
+//! Ways in which an edge gets its session: over QUIC, over TCP, through a proxy, over a bad line; and their times.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Broken set-ups that need a network of their own, and what `causeway doctor` says to each: rows through one check.
 //!
-//! The others are rows of `tests/system` (`doctor.rs`).
+//! The remaining cases are rows of `tests/system` (`doctor.rs`).
 
 use testlab::causeway::wait_for;
 use testlab::net::Echo;

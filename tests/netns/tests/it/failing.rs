@@ -1,4 +1,4 @@
-//! What clients notice when things die and return: a backend, one of three, the gateway, the cloud.
+//! Effects on clients when parts fail and return: a backend, one of three, the gateway, the cloud.
 //!
 //! DNS answers all the time: at every site whose own gateway runs, whatever else is away. A gateway that is itself restarted
 //! answers from the netmap on its disk as soon as it is back, with the cloud or without it.
@@ -18,7 +18,7 @@ use crate::sites::{PATIENCE, Sites, address, expose, object, service};
 
 /// After the gateway's return clients can connect again.
 const BACK: Duration = Duration::from_secs(3);
-/// How many requests are under way at a time.
+/// The number of requests that are under way at a time.
 const CONNECTIONS: usize = 8;
 
 const PAGE: &str = "curl -sS -m2 -w '%{http_code}' http://$1:$2/ 2>&1";
@@ -111,7 +111,7 @@ fn backends_that_die_cost_the_requests_under_way_and_no_more() {
     assert!(failed <= CONNECTIONS, "{report}");
     assert!(report.contains("requests in"), "{report}");
 
-    // Where it was the only one, clients hear of it at once, each in its own way, until it is back.
+    // Clients of its only backend hear of it at once, each in its own way, until it is back.
     let begin = Instant::now();
     sites.await_said(PAGE, &one, "502");
     let asked = run(shell(&sites.host("client-berlin"), PAGE, &raw), Duration::from_secs(5));
@@ -126,7 +126,7 @@ fn backends_that_die_cost_the_requests_under_way_and_no_more() {
     }
 }
 
-/// What wrk counts as not answered as it should be.
+/// The requests that wrk counts as not answered as they should be.
 fn failures(report: &str) -> usize {
     let number =
         |text: &str| text.chars().filter(char::is_ascii_digit).collect::<String>().parse::<usize>().unwrap();
@@ -166,7 +166,7 @@ fn gateways_that_return_are_there_within_three_seconds_and_names_are_answered_al
         expose("tcp-berlin", "oslo"),
     ]);
     let Asks::Shell(line) = Protocol::named("tcp").asks else { panic!("a line of a shell") };
-    // A connection that waits for somebody who is gone is of no use here.
+    // A connection that waits for a peer that is gone is of no use here.
     let line = line.replace("-t5", "-t1");
     let server = |sites: &Sites| (sites.place("tcp", 7000).name, 7000);
     let back = |sites: &Sites, since: Instant| {

@@ -1,4 +1,4 @@
-//! What a site costs on the wire when nothing happens.
+//! The bytes of a site on the wire when nothing happens.
 
 use std::time::Duration;
 

@@ -17,12 +17,12 @@ use crate::presences::Fleet;
 const TOPIC: &str = "orders";
 const PARTITIONS: usize = 6;
 const BOOTSTRAP: &str = "kafka.test:9092";
-/// Where the real one is, if it is to be used.
+/// The folder of the real Kafka, if it is to be used.
 const KAFKA: &str = "CAUSEWAY_KAFKA";
 /// Lines of one stage.
 const LINES: usize = 400;
 
-/// What runs until it is dropped.
+/// A process that runs until it is dropped.
 struct Running {
     child: Child,
     log: PathBuf,
@@ -106,7 +106,7 @@ fn kcat(host: &Host, folder: &Path, arguments: &[&str]) -> Command {
     let mut command = host.command("unshare");
     let script = r#"mount --bind "$1" /etc/resolv.conf && shift && exec kcat "$@""#;
     command.args(["--mount", "sh", "-c", script, "sh"]).arg(resolver);
-    // Who is refused comes back soon; the rest is as kcat has it.
+    // A refused client comes back soon; the rest is as kcat has it.
     command.args(["-b", BOOTSTRAP, "-X", "reconnect.backoff.max.ms=500"]);
     if std::env::var_os(KAFKA).is_some() {
         // Brokers of 0.9 cannot say what they understand, and do not answer when they are asked.
@@ -116,7 +116,7 @@ fn kcat(host: &Host, folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// What the cluster looks like from there: number and address of every broker. None: it does not answer.
+/// The cluster as it looks from there: number and address of every broker. None: it does not answer.
 fn listed(host: &Host, folder: &Path) -> Option<BTreeSet<(u64, String)>> {
     let output = kcat(host, folder, &["-L", "-J", "-m", "5"]).stderr(Stdio::null()).output().unwrap();
     let seen: Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -183,7 +183,7 @@ fn kcat_finds_three_brokers_by_one_name_and_loses_nothing_when_one_restarts() {
     println!("kcat lists {seen:?} {:?} after the service was exposed", begin.elapsed());
     let expected = (1..=3).map(|node| (node, format!("{presence}:{}", 9092 + node))).collect();
     assert_eq!(seen, expected, "every broker at the presence, and no real address");
-    // Nobody has named this one.
+    // No policy names this client.
     assert_eq!(listed(&fleet.host("server-b"), folder), None);
 
     let printed = folder.join("consumed");

@@ -1,17 +1,16 @@
-//! Three sites with a host each, dual stack: the cloud, and two edges behind NATs. Real processes, packets between hosts.
+//! Three sites with a host each, dual stack: the cloud, and two edges behind NATs; a third edge without a NAT where a test
+//! wants one. Real processes, packets between hosts.
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use socket2::{Domain, Protocol, Socket, Type};
 use testlab::causeway::wait_for;
 use testlab::fleet::{CHANNEL_PORT, CloudHost, EdgeHost};
-use testlab::net::{Echo, Host, Net, Plan, reach_tcp, reach_udp};
+use testlab::net::{Echo, Host, Net, Plan, reach_ping, reach_tcp, reach_udp};
 
 use crate::build;
 use crate::presence_namespace::leftovers;
@@ -29,8 +28,12 @@ const SITES: [(&str, &str, &str, &str, &str); 3] = [
     ("host-b", "edge-b", "edge-b", "10.2.0.0/24", "fd00:b::/64"),
 ];
 
+/// An edge with an address of the internet.
+const OPEN_SITE: (&str, &str, &str, &str, &str) =
+    ("host-r", "edge-r", "edge-r", "10.3.0.0/24", "fd00:d::/64");
+
 // The network of the cloud is hidden too: without the tunnel no packet reaches a host.
-fn plan() -> Plan {
+fn plan(has_open_site: bool) -> Plan {
     let mut plan = Plan::new().router("internet").nat("cloud").link(
         "cloud",
         "internet",
@@ -44,10 +47,19 @@ fn plan() -> Plan {
             &["192.168.1.0/24"],
         );
     }
-    for (host, _, gateway, v4, v6) in SITES {
+    if has_open_site {
+        plan = plan.router("edge-r").link("edge-r", "internet", &["203.0.114.0/24"]);
+    }
+    for (host, _, gateway, v4, v6) in sites(has_open_site) {
         plan = plan.host(host).link(host, gateway, &[v4, v6]);
     }
     plan
+}
+
+fn sites(
+    has_open_site: bool,
+) -> impl Iterator<Item = (&'static str, &'static str, &'static str, &'static str, &'static str)> {
+    SITES.into_iter().chain(has_open_site.then_some(OPEN_SITE))
 }
 
 // In the order in which they end: processes before the network they run in.
@@ -62,26 +74,54 @@ pub struct Layer3 {
 
 impl Layer3 {
     pub fn start(test: &str) -> Option<Layer3> {
-        let net = build(test, &plan())?;
+        Layer3::start_with(test, false, &[])
+    }
+
+    /// `has_open_site`: with `edge-r`, an edge without a NAT. `environment` is added to that of `edge-a`.
+    pub fn start_with(test: &str, has_open_site: bool, environment: &[(&str, &str)]) -> Option<Layer3> {
+        Layer3::start_configured(test, has_open_site, environment, "")
+    }
+
+    /// `configuration` is the file of the cloud.
+    pub fn start_configured(
+        test: &str,
+        has_open_site: bool,
+        environment: &[(&str, &str)],
+        configuration: &str,
+    ) -> Option<Layer3> {
+        let net = build(test, &plan(has_open_site))?;
         let folder = tempfile::tempdir().unwrap();
-        let before = SITES.map(|(_, _, gateway, ..)| (gateway, leftovers(&net.host(gateway).unwrap())));
+        let file = folder.path().join("cloud.toml");
+        std::fs::write(&file, configuration).unwrap();
+        let before: Vec<(&str, BTreeSet<String>)> = sites(has_open_site)
+            .map(|(_, _, gateway, ..)| (gateway, leftovers(&net.host(gateway).unwrap())))
+            .collect();
         let channel = SocketAddr::new(net.ipv4("cloud").unwrap().into(), CHANNEL_PORT);
-        let cloud = CloudHost::start(&net.host("cloud").unwrap(), folder.path(), &[channel], &[]).unwrap();
+        let cloud = CloudHost::start(
+            &net.host("cloud").unwrap(),
+            folder.path(),
+            &[channel],
+            &["--config", file.to_str().unwrap()],
+        )
+        .unwrap();
         let (mut edges, mut servers) = (Vec::new(), Vec::new());
-        for name in ["edge-a", "edge-b"] {
+        let names: Vec<&str> =
+            sites(has_open_site).map(|(_, site, ..)| site).filter(|site| *site != "cloud").collect();
+        for name in names.iter().copied() {
             let (host, token) = (net.host(name).unwrap(), cloud.token(name).unwrap());
-            edges.push(EdgeHost::join(&host, folder.path(), name, &token).unwrap());
+            let environment = if name == "edge-a" { environment } else { &[] };
+            edges.push(EdgeHost::join_with(&host, folder.path(), name, &token, environment).unwrap());
         }
-        for (host, site, _, v4, v6) in SITES {
+        for (host, site, _, v4, v6) in sites(has_open_site) {
             let address = format!("[::]:{PORT}").parse().unwrap();
             servers.push(Echo::start(&net.host(host).unwrap(), address).unwrap());
             cloud.apply(&format!("apiVersion: causeway.io/v1\nkind: ESite\nmetadata: {{name: {site}}}\nsubnets: [{v4}, \"{v6}\"]\n")).unwrap();
         }
-        for edge in ["edge-a", "edge-b"] {
+        for edge in names {
             let connected = |gateway: &Value| gateway["connected"] == true;
             cloud.wait_gateway(edge, "is connected", PATIENCE, connected).unwrap();
         }
-        Some(Layer3 { edges, cloud, _servers: servers, _folder: folder, net, before: before.into() })
+        Some(Layer3 { edges, cloud, _servers: servers, _folder: folder, net, before })
     }
 
     pub fn host(&self, name: &str) -> Host {
@@ -112,6 +152,24 @@ impl Layer3 {
         self.cloud.apply(&object.to_string()).unwrap();
     }
 
+    /// Applies an object of our API version.
+    pub fn apply(&self, mut object: Value) {
+        object["apiVersion"] = json!("causeway.io/v1");
+        self.cloud.apply(&object.to_string()).unwrap();
+    }
+
+    /// Waits for the address of a service at a site.
+    pub fn presence(&self, service: &str, site: &str) -> IpAddr {
+        let found = wait_for(&format!("{service} has an address at {site}"), || {
+            let list =
+                self.cloud.call(|api| api.get("/apis/causeway.io/v1/virtualpresences")?.success()).ok()?;
+            let is_it = |item: &&Value| item["eServiceName"] == service && item["eSiteName"] == site;
+            let made = list["items"].as_array()?.iter().find(is_it)?.clone();
+            made["virtualIp"].as_str()?.parse::<IpAddr>().ok()
+        });
+        found.unwrap()
+    }
+
     pub fn address(&self, host: &str, is_v6: bool) -> IpAddr {
         match is_v6 {
             true => self.net.ipv6(host).unwrap().into(),
@@ -121,7 +179,7 @@ impl Layer3 {
 
     /// Tells whether an echo request of ICMP is answered within a second.
     pub fn pings(&self, from: &str, to: IpAddr) -> bool {
-        self.host(from).inside(|| Ok(ping(to, ECHO_PATIENCE)?)).unwrap()
+        reach_ping(&self.host(from), to, ECHO_PATIENCE).unwrap()
     }
 
     /// Waits until ping, TCP and UDP cross with real addresses.
@@ -148,37 +206,4 @@ impl Layer3 {
             assert_eq!(leftovers(&self.net.host(gateway).unwrap()), *before, "{gateway}");
         }
     }
-}
-
-/// An echo request from a raw socket, so that no program is needed.
-fn ping(to: IpAddr, patience: Duration) -> std::io::Result<bool> {
-    // Each request is a flow of its own: an identifier that was used before belongs to another one.
-    static NEXT: AtomicU16 = AtomicU16::new(1);
-    let identifier = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
-    let (domain, protocol, request, reply) = match to {
-        IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4, 8_u8, 0_u8),
-        IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6, 128, 129),
-    };
-    let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
-    socket.set_read_timeout(Some(Duration::from_millis(50)))?;
-    let mut packet = [request, 0, 0, 0, identifier[0], identifier[1], 0, 1];
-    if to.is_ipv4() {
-        // The kernel computes the checksum of ICMPv6 only.
-        let sum: u32 = packet.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-        let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
-        packet[2..4].copy_from_slice(&sum.to_be_bytes());
-    }
-    // A network that is not there yet is no answer.
-    if socket.send_to(&packet, &SocketAddr::new(to, 0).into()).is_err() {
-        return Ok(false);
-    }
-    let (begin, mut socket, mut buffer) = (Instant::now(), socket, [0; 2048]);
-    while begin.elapsed() < patience {
-        let Ok(bytes) = socket.read(&mut buffer) else { continue };
-        let icmp = if to.is_ipv4() { buffer.get(20..bytes) } else { buffer.get(..bytes) };
-        if icmp.is_some_and(|icmp| icmp.first() == Some(&reply) && icmp.get(4..6) == Some(&identifier[..])) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }

@@ -1,21 +1,22 @@
 //! Paths between two edges of a community of which the cloud is no member: at once over the channel, then directly where
-//! their NATs allow it.
+//! their NATs allow it, and through a relay where they do not.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use testlab::causeway::wait_for;
 use testlab::net::Traffic;
 
-use crate::layer3_lab::{Layer3, PATIENCE, PORT};
+use crate::layer3_connection::{BULK, Flow, MARK, count_bytes, counted};
+use crate::layer3_lab::Layer3;
 
 /// Rounds of a search end in vain after about five seconds; this is the time in which no direct path may come.
 const SEARCH: Duration = Duration::from_secs(8);
+/// A connection goes on through the relay within 2 s on a machine of its own; a loaded one needs longer.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Nat {
+pub enum Nat {
     /// Packets to the port of the tunnel are let in from everywhere.
     FullCone,
     /// One outside port for all destinations, another one than inside, and replies only.
@@ -25,7 +26,7 @@ enum Nat {
 }
 
 /// Makes the NAT of a site behave so. All of them masquerade from the beginning.
-fn set_nat(lab: &Layer3, node: &str, nat: Nat) {
+pub fn set_nat(lab: &Layer3, node: &str, nat: Nat) {
     let inside = "192.168.1.0/24";
     let edge = lab.net.ipv4(&node.replace("nat", "edge")).unwrap();
     let rules = match nat {
@@ -47,7 +48,7 @@ fn set_nat(lab: &Layer3, node: &str, nat: Nat) {
 }
 
 /// Returns the state of the path from one edge to the other.
-fn path(lab: &Layer3, from: usize, to: &str) -> Value {
+pub fn path(lab: &Layer3, from: usize, to: &str) -> Value {
     lab.edges[from].debug().unwrap()["tunnel"]["peers"][to].clone()
 }
 
@@ -78,7 +79,7 @@ fn check(test: &str, nats: [Nat; 2], direct: bool) {
             lab.pings("host-a", target);
             let end = path(&lab, 0, "edge-b");
             let why = end["notDirect"].as_str().is_some_and(|why| why.contains("NAT or firewall"));
-            (end["path"] == "channel" && why).then_some(())
+            (end["path"] == "relayed" && end["relay"] == "cloud" && why).then_some(())
         })
         .unwrap();
     }
@@ -94,6 +95,12 @@ fn layer3_two_full_cone_nats_become_direct() {
 #[test]
 fn layer3_two_port_restricted_nats_become_direct() {
     check("layer3_two_port_restricted_nats_become_direct", [Nat::PortRestricted, Nat::PortRestricted], true);
+}
+
+#[test]
+fn layer3_a_full_cone_and_a_port_restricted_nat_become_direct() {
+    let test = "layer3_a_full_cone_and_a_port_restricted_nat_become_direct";
+    check(test, [Nat::FullCone, Nat::PortRestricted], true);
 }
 
 #[test]
@@ -120,37 +127,35 @@ fn layer3_a_connection_survives_the_loss_and_the_return_of_the_direct_path() {
     set_nat(&lab, "nat-b", Nat::PortRestricted);
     lab.community(&["edge-a", "edge-b"], None);
     lab.await_crossing("host-a", "host-b", false);
-    let server = SocketAddr::new(lab.address("host-b", false), PORT);
-    let mut connection = lab.host("host-a").inside(|| Ok(TcpStream::connect(server)?)).unwrap();
-    connection.set_read_timeout(Some(PATIENCE)).unwrap();
-    connection.set_nodelay(true).unwrap();
-    // Echoes until the paths of both ends are as wanted; returns the longest time without an echo.
-    let mut echo_until = |wanted: &str| {
-        let (begin, mut longest) = (Instant::now(), Duration::ZERO);
-        loop {
-            let sent = Instant::now();
-            connection.write_all(b"still there?").unwrap();
-            connection.read_exact(&mut [0; 12]).unwrap();
-            longest = longest.max(sent.elapsed());
-            if path(&lab, 0, "edge-b")["path"] == wanted && path(&lab, 1, "edge-a")["path"] == wanted {
-                return (begin.elapsed(), longest);
-            }
-            assert!(begin.elapsed() < PATIENCE, "the path is not {wanted}: {:?}", path(&lab, 0, "edge-b"));
-        }
-    };
-    println!("direct after {:?}", echo_until("direct").0);
+    let mut flow = Flow::open(&lab, "host-a", "host-b");
+    let (after, _) = flow.echo_until(&lab, "direct", &Value::Null);
+    println!("direct after {after:?}");
+    count_bytes(&lab, "cloud");
     // The internet loses what the sites send each other; both still reach the cloud.
     let rules = "ip saddr 198.51.100.0/24 ip daddr 192.0.2.0/24 drop\nip saddr 192.0.2.0/24 ip daddr 198.51.100.0/24 drop\n";
     lab.nft(
         "internet",
         &format!("table inet lab_cut {{\nchain cut {{ type filter hook forward priority 0;\n{rules}}}\n}}\n"),
     );
-    let (after, longest) = echo_until("channel");
-    println!("the direct path is cut: relayed after {after:?}, longest pause {longest:?}");
+    // An echo that is sent after the cut shows how long the connection stands still.
+    let cut = Instant::now();
+    flow.echo(MARK);
+    let pause = cut.elapsed();
+    let (after, longest) = flow.echo_until(&lab, "relayed", &"cloud".into());
+    let pause = pause.max(longest);
+    println!("the direct path is cut: relayed after {after:?}, longest pause {pause:?} (goal: 2 s)");
+    assert!(pause < PAUSE_MAX, "{pause:?}");
+    // There is no direct path, and the relay sees the connection's bytes.
+    let before = counted(&lab, "cloud").1;
+    flow.bulk();
+    let relayed = counted(&lab, "cloud").1 - before;
+    println!("{} MiB there and back through the relay: {relayed} bytes", BULK >> 20);
+    assert!(relayed > 2 * BULK as u64, "{relayed}");
+    assert_eq!(path(&lab, 0, "edge-b")["path"], "relayed");
     lab.nft("internet", "delete table inet lab_cut\n");
-    let (after, longest) = echo_until("direct");
+    let (after, longest) = flow.echo_until(&lab, "direct", &Value::Null);
     println!("the direct path is back: direct after {after:?}, longest pause {longest:?}");
-    assert!(longest < PATIENCE);
+    assert!(longest < PAUSE_MAX, "{longest:?}");
     lab.end();
 }
 

@@ -1,6 +1,6 @@
 //! Routed networks: members of a community reach each other with their real addresses, as policies allow.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -50,6 +50,38 @@ fn layer3_a_member_that_leaves_and_a_policy_that_goes_stop_flows() {
     lab.end();
 }
 
+#[test]
+fn layer3_members_of_a_large_community_become_peers_with_their_first_packet() {
+    let test = "layer3_members_of_a_large_community_become_peers_with_their_first_packet";
+    // Three members are more than one: only the cloud is a peer before a packet crosses.
+    let large = "[cloud]\ncommunity-peers-max = 1\n";
+    let Some(mut lab) = Layer3::start_configured(test, false, &[], large) else { return };
+    lab.community(&["cloud", "edge-a", "edge-b"], None);
+    let peers = |lab: &Layer3, edge: usize| {
+        let dump = lab.edges[edge].debug().ok()?;
+        dump["tunnel"]["peers"].as_object().map(|peers| peers.keys().cloned().collect::<Vec<_>>())
+    };
+    let cloud_alone = Some(vec!["cloud".to_owned()]);
+    wait_for("edge-a has the cloud as its peer", || (peers(&lab, 0) == cloud_alone).then_some(())).unwrap();
+    assert_eq!(peers(&lab, 1), cloud_alone, "no packet has crossed");
+    let begin = Instant::now();
+    lab.await_crossing("host-a", "host-b", false);
+    println!("the first packets cross {:?} after the first was sent", begin.elapsed());
+    let both = Some(vec!["cloud".to_owned(), "edge-b".to_owned()]);
+    wait_for("edge-a shows its neighbour", || (peers(&lab, 0) == both).then_some(())).unwrap();
+    lab.await_crossing("host-b", "host-a", true);
+    lab.await_crossing("host-a", "host-c", false);
+    // The neighbours are in the persisted netmap, and a new session repeats them.
+    lab.edges[0].unit.kill().unwrap();
+    lab.edges[0].restart().unwrap();
+    wait_for("edge-a has its neighbour again", || (peers(&lab, 0) == both).then_some(())).unwrap();
+    lab.await_crossing("host-b", "host-a", false);
+    let there = lab.address("host-b", false);
+    lab.community(&["cloud", "edge-a"], None);
+    stops(&lab, "host-a", there);
+    lab.end();
+}
+
 /// Ping, which waits a second itself, must fail soon and stay so.
 fn stops(lab: &Layer3, from: &str, to: std::net::IpAddr) {
     let begin = Instant::now();
@@ -84,17 +116,9 @@ fn layer3_a_translated_service_crosses_between_sites_without_a_community() {
         json!({"kind": "ServiceExpose", "metadata": {"name": "plc"}, "eServiceName": "plc", "eSites": ["edge-a"],
             "ePolicys": ["narrow"], "mode": "translate"}),
     ] {
-        let mut object = object;
-        object["apiVersion"] = json!("causeway.io/v1");
-        lab.cloud.apply(&object.to_string()).unwrap();
+        lab.apply(object);
     }
-    let presence = wait_for("the service has an address", || {
-        let path = "/apis/causeway.io/v1/virtualpresences";
-        let list = lab.cloud.call(|api| api.get(path)?.success()).ok()?;
-        let made = list["items"].as_array()?.iter().find(|item| item["eServiceName"] == "plc")?;
-        made["virtualIp"].as_str()?.parse::<IpAddr>().ok()
-    });
-    let presence = presence.unwrap();
+    let presence = lab.presence("plc", "edge-a");
     wait_for("the server answers", || lab.pings("host-a", presence).then_some(())).unwrap();
     let seen = reach_tcp(&lab.host("host-a"), SocketAddr::new(presence, PORT), PATIENCE).unwrap().ip();
     assert!(is_client_address(seen.to_canonical()), "the server sees {seen}");

@@ -1,4 +1,4 @@
-//! What an edge is told: changes cross bad lines, and cost little.
+//! Updates of an edge: changes cross bad lines, and cost little.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ fn one_change_in_a_site_of_many_exposures_costs_less_than_two_kilobytes() {
 }
 
 impl Fleet {
-    /// Exposes so many services of the edge, at one stroke, and waits until it knows them.
+    /// Exposes this number of services of the edge, at one stroke, and waits until it knows them.
     pub fn fill(&mut self, count: usize) {
         let before = self.settle();
         let objects: Vec<String> = (0..count)

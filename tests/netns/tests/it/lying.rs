@@ -1,5 +1,5 @@
 //! A gateway that lies: it has a real token, a real certificate and a real session, and says false things on its streams.
-//! The other end refuses each of them, whoever it claims to be, and records who it really was.
+//! The other end refuses each of them, whichever name it claims, and records its true one.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use crate::sites::{PATIENCE, Sites, expose, object, policy, service};
 /// Its site, its gateway and its host.
 const MALLORY: &str = "mallory";
 
-/// What it says on a stream.
+/// The claim that it makes on a stream.
 struct Lie {
     /// The sentence that must be true.
     row: &'static str,
     header: StreamHeader,
     code: ResetCode,
-    /// Who must have recorded it, of which service, and what stands in the reason, one of the words between bars. None: it
+    /// The site that must have recorded it, the service, and the text of the reason, one of the words between bars. None: it
     /// never got to a gateway.
     record: Option<(&'static str, &'static str, &'static str)>,
 }
@@ -45,7 +45,7 @@ fn lies() -> Vec<Lie> {
             row: "a subject of another site is not its own",
             header: to_service("oslo", "tcp-oslo", "client-berlin", bytes),
             code: ResetCode::NotAllowed,
-            // Whether its gateway knows whose host that is, or has never heard of it.
+            // The reason depends on whether its gateway knows the site of that host.
             record: Some((
                 "oslo",
                 "tcp-oslo",
@@ -178,7 +178,7 @@ async fn say(link: &Link, header: StreamHeader) -> Result<String, Option<ResetCo
     let mut stream = link.open_stream(header).await.map_err(|_| None)?;
     let mut heard = String::new();
     let spoken = async {
-        // Whoever refuses may have done so before anything was said.
+        // The refusal may have come before anything was said.
         let _ = stream.send.write_all(b"hello\n").await;
         let _ = stream.send.shutdown().await;
         stream.recv.read_to_string(&mut heard).await

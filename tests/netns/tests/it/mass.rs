@@ -36,7 +36,7 @@ fn open(fleet: &Fleet) {
     wait_for("TCP crosses", || reach_tcp(&client, echo, Duration::from_secs(2)).ok()).unwrap();
 }
 
-/// What a process holds, in KiB.
+/// The resident memory of a process, in KiB.
 fn resident_kib(unit: &mut Unit) -> u64 {
     let pid = unit.process().unwrap().pid();
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

@@ -17,7 +17,7 @@ pub const EDGE: &str = "edge-a";
 pub const NAT: &str = "nat-a";
 /// For what has no bound of its own. Nothing waits this long when all is well.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// What did not move for so long has settled. Shorter than the time between two keepalives.
+/// A fleet that did not move for this time has settled. Shorter than the time between two keepalives.
 pub const QUIET: Duration = Duration::from_secs(2);
 const GROUP: &str = "/apis/causeway.io/v1";
 
@@ -105,7 +105,7 @@ impl Fleet {
         self.cloud.wait_gateway(EDGE, "is heard", within, heard).unwrap()
     }
 
-    /// What crossed the edge's only link.
+    /// The bytes that crossed the edge's only link.
     pub fn crossed(&self) -> Crossed {
         self.net.host(EDGE).unwrap().crossed("eth0").unwrap()
     }
@@ -145,7 +145,7 @@ pub fn exposed(name: &str) -> [Value; 2] {
     [service, expose]
 }
 
-/// Is the long form wanted?
+/// Returns true if the long form is wanted.
 pub fn soak() -> bool {
     std::env::var_os("CAUSEWAY_SOAK").is_some_and(|value| value == "1")
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use causeway_gateway::presence_namespace::PresenceNamespace;
 use causeway_gateway::socket_binder::{BinderState, SocketBinder};
 use causeway_netmap::{
-    GatewayEntry, Generation, Netmap, NetmapEntry, NetmapView, PresenceEntry, PresenceIp, ServiceProtocol,
+    GatewayEntry, Generation, NetmapEntry, NetmapView, PresenceEntry, PresenceIp, ServiceProtocol,
 };
 use testlab::causeway::wait_for;
 use testlab::net::{Echo, Host, Net, Plan, reach_tcp};
@@ -62,7 +62,7 @@ impl NamespaceHost {
         )
     }
 
-    /// Says to everybody who connects who they are, and whom they reached.
+    /// Tells every client that connects its own address, and the address that it reached.
     fn serve(&self, address: &str) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let listener = runtime.block_on(self.namespace.listen(address.parse().unwrap())).unwrap();
@@ -85,16 +85,9 @@ impl Drop for NamespaceHost {
 
 fn view(cidrs: &[&str], presences: &[&str]) -> NetmapView {
     let gateway = NetmapEntry::Gateway(GatewayEntry {
-        name: "gw".into(),
-        site: "site".into(),
         ip: "10.0.0.1".parse().ok(),
         presence_cidrs: cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
-        priority: 0,
-        relay: false,
-        prefer: Default::default(),
-        drain: false,
-        tunnel_networks: Vec::new(),
-        mappings: Vec::new(),
+        ..GatewayEntry::named("gw", "site")
     });
     let presence = |ip: &&str| {
         NetmapEntry::Presence(PresenceEntry {
@@ -109,11 +102,10 @@ fn view(cidrs: &[&str], presences: &[&str]) -> NetmapView {
         })
     };
     let facts = std::iter::once(gateway).chain(presences.iter().map(presence));
-    let entries = facts.map(|fact| fact.encode()).collect();
-    NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+    NetmapView::of_entries(Generation { epoch: 1, revision: 1 }, facts).unwrap()
 }
 
-/// What a client is told, or how it is refused.
+/// The answer that a client gets, or the way in which it is refused.
 fn ask(host: &Host, to: &str) -> Result<String, ErrorKind> {
     let to: SocketAddr = to.parse().unwrap();
     let answer = host.inside(|| {
@@ -128,7 +120,7 @@ fn ask(host: &Host, to: &str) -> Result<String, ErrorKind> {
     answer.unwrap()
 }
 
-/// Everything of a host's network that somebody could leave behind.
+/// Everything of a host's network that a process could leave behind.
 pub fn leftovers(host: &Host) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for arguments in
@@ -240,7 +232,7 @@ fn a_namespace_follows_the_netmap_and_leaves_nothing_behind() {
     };
     assert!(!routes().contains("198.18.0.0/16"), "{}", routes());
 
-    // Somebody takes the interface away. The listeners stay, the way to them comes back.
+    // The interface is taken away. The listeners stay, the way to them comes back.
     let taken = host.command("ip").args(["link", "del", "causeway0"]).status().unwrap();
     assert!(taken.success());
     wait_for("the namespace is joined again", || ask(&host, "198.19.0.1:80").is_ok().then_some(())).unwrap();
@@ -288,7 +280,7 @@ fn a_host_that_does_not_forward_is_told_so() {
     assert!(hints[0].contains("net.ipv4.conf.client-a.forwarding=1"), "{hints:?}");
     host_namespace.serve("198.18.0.1:80");
     assert!(ask(&host, "198.18.0.1:80").is_ok());
-    // What the hint says is enough.
+    // The command in the hint is enough.
     let mut command = host.command("sysctl");
     assert!(command.args(["-qw", "net.ipv4.conf.client-a.forwarding=1"]).status().unwrap().success());
     route_presences(&net, "client-a");

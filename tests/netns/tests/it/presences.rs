@@ -15,7 +15,7 @@ use crate::presence_namespace::leftovers;
 /// For what has no bound of its own. Nothing waits this long when all is well.
 const PATIENCE: Duration = Duration::from_secs(30);
 const GROUP: &str = "/apis/causeway.io/v1";
-/// Which site has a service, and which uses it.
+/// The site that has a service, and the site that uses it.
 const WAYS: [(&str, &str); 2] = [("a", "b"), ("b", "a")];
 
 /// A site is a gateway that forwards for a client and a server. Both sites have the same addresses.
@@ -31,7 +31,7 @@ fn plan() -> Plan {
             .router(&edge)
             .link(&edge, &nat, &["192.168.1.0/24"])
             .host(&client)
-            .link(&client, &edge, &["10.0.0.0/24"])
+            .link(&client, &edge, &["10.0.0.0/24", "fd00:10::/64"])
             .host(&server)
             .link(&server, &edge, &["10.0.1.0/24"]);
     }
@@ -45,7 +45,7 @@ pub struct Fleet {
     _servers: Vec<Echo>,
     pub folder: tempfile::TempDir,
     pub net: Net,
-    before: std::collections::BTreeSet<String>,
+    pub before: std::collections::BTreeSet<String>,
 }
 
 impl Fleet {
@@ -111,7 +111,7 @@ impl Fleet {
         }
     }
 
-    /// Where a service is at a site.
+    /// The address of a service at a site.
     pub fn presence(&self, service: &str, site: &str) -> SocketAddr {
         SocketAddr::new(self.presence_ip(service, site), 7000)
     }
@@ -143,7 +143,7 @@ impl Fleet {
     }
 }
 
-/// How a connection that was accepted by the kernel comes to its end, when nothing is said on it.
+/// The end of a connection that was accepted by the kernel, when nothing is said on it.
 fn refusal(host: &Host, to: SocketAddr) -> Option<ErrorKind> {
     let asked = host.inside(|| {
         let asked = TcpStream::connect_timeout(&to, PATIENCE).and_then(|mut stream| {

@@ -27,19 +27,19 @@ pub struct Protocol {
     pub speaks: &'static str,
     pub port: u16,
     pub asks: Asks,
-    /// What follows the server's name in an answer.
+    /// The text behind the server's name in an answer.
     pub and: &'static str,
-    /// How a connection is kept open, and the log and the words in which the server tells that one has ended.
+    /// The way to keep a connection open, and the log and the words in which the server tells that one has ended.
     pub holds: Option<(Asks, &'static str, &'static str)>,
-    /// How the client that no policy names is refused: what it prints then, of each one of the words between bars. Nothing: it
+    /// The refusal of the client that no policy names: the text that it prints then, of each one of the words between bars. Nothing: it
     /// hears nothing.
     pub refused: &'static [&'static str],
 }
 
-/// What a client does.
+/// The action of a client.
 pub enum Asks {
     /// A line of a shell. $1 is the name, $2 the port, $CA where the authority of the server is, $GATEWAY the client's own gateway
-    /// and $SHARED a port there. Who asks once prints the answer or the refusal; who holds prints `open`, and ends with the connection.
+    /// and $SHARED a port there. A client that asks once prints the answer or the refusal; one that holds prints `open`, and ends with the connection.
     Shell(&'static str),
     /// `peer.py`, by this word.
     Python(&'static str),
@@ -141,7 +141,7 @@ pub const PROTOCOLS: [Protocol; 13] = [
         name: "https",
         speaks: "HTTPS",
         port: 8443,
-        // The certificate is the server's own, so nobody has opened it on the way.
+        // The certificate is the server's own, so no gateway has opened it on the way.
         asks: Asks::Shell(
             "curl -sS -m5 --http1.1 --cacert $CA -w ' over %{http_version} %{http_code}' https://$1:$2/ 2>&1",
         ),
@@ -214,7 +214,7 @@ pub const PROTOCOLS: [Protocol; 13] = [
         )),
         refused: &["no policy of service", " over 1.1 403"],
     },
-    // ...or by the name that TLS asks for, and opened by nobody on the way.
+    // ...or by the name that TLS asks for, and opened by no gateway on the way.
     Protocol {
         name: "sni",
         speaks: "HTTPS",
@@ -237,7 +237,7 @@ pub const PROTOCOLS: [Protocol; 13] = [
 /// The row whose data are datagrams, and whose control connection is a service of its own.
 pub const IPERF3_UDP: &str = "iperf3-udp";
 
-/// What a site's gateway is told beside its objects: where it lets in clients for many names, and that both services of iperf3
+/// Configuration of a site's gateway beside its objects: it lets in clients for many names, and both services of iperf3
 /// share an address and a port there.
 pub fn entries(site: &str) -> String {
     let own = gateway_address(site);
@@ -351,7 +351,7 @@ impl Held {
     }
 }
 
-/// Whom a client asks.
+/// The server that a client asks.
 pub struct Server<'a> {
     /// `server-SITE`, as it calls itself.
     pub host: String,

@@ -39,7 +39,7 @@ fn ask(host: &Host, to: SocketAddr) -> Option<(String, bool)> {
 }
 
 impl Sites {
-    /// What waits at an edge for the cloud.
+    /// The records that wait at an edge for the cloud.
     fn waiting(&self, site: &str) -> Option<usize> {
         let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, 7445));
         let (_, text) = self.host(site).inside(|| get(admin, "/metrics")).ok()?;

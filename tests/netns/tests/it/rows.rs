@@ -1,6 +1,6 @@
 //! Every direction and every protocol, with real programs: rows through one check. Times are printed.
 //!
-//! Who may gets an answer that names the server, who may not is refused in the words of the protocol, and what was allowed is
+//! An allowed client gets an answer that names the server, a refused one is refused in the words of the protocol, and an allowed one is
 //! cut when it no longer is. All of it is found in the audit.
 
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use testlab::net::Host;
 use crate::programs::{Held, IPERF3_UDP, PROTOCOLS, Protocol, Server, run};
 use crate::sites::{PATIENCE, SITES, Sites, address, expose, policy, service};
 
-/// Who uses, and whose service. Between sites with the same addresses both ways, so that a mistake would be seen.
+/// The client, and the site of the service. Between sites with the same addresses both ways, so that a mistake would be seen.
 const DIRECTIONS: [(&str, &str); 4] =
     [("cloud", "berlin"), ("berlin", "cloud"), ("berlin", "oslo"), ("oslo", "berlin")];
 /// From the end of `kubectl apply` until a client at the other site has an answer.
 const BOUND: Duration = Duration::from_secs(1);
 
-/// What a refused client waits at most. Programs must be started first, and silence has to be waited for.
+/// The longest wait of a refused client. Programs must be started first, and silence has to be waited for.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
 impl Sites {
@@ -125,7 +125,7 @@ impl Sites {
         asked.took
     }
 
-    /// Who went on sending after its session was cut was refused, and named.
+    /// A client that went on sending after its session was cut was refused, and named.
     fn check_refused_since(&self, protocol: &Protocol, user: &str, home: &str) {
         let (service, client) = (format!("{}-{home}", protocol.name), format!("client-{user}"));
         let row = format!("{client} is refused {service} from then on");
@@ -134,14 +134,14 @@ impl Sites {
         assert_eq!((&line["clientSite"], &line["end"]), (&json!(user), &json!("refused")), "{line}");
     }
 
-    /// How many connections have ended at a server, as its own log tells.
+    /// The number of connections that have ended at a server, as its own log tells.
     fn ended(&self, protocol: &Protocol, home: &str) -> usize {
         let Some((_, log, word)) = protocol.holds else { return 0 };
         let path = self.folder.path().join(format!("server-{home}-{log}.log"));
         std::fs::read_to_string(path).unwrap_or_default().matches(word).count()
     }
 
-    /// Waits until so many connections have ended at a server.
+    /// Waits until this number of connections have ended at a server.
     fn await_ended(&self, protocol: &Protocol, home: &str, count: usize) -> Instant {
         let begin = Instant::now();
         while self.ended(protocol, home) < count {

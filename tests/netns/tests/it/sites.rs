@@ -55,7 +55,7 @@ fn plan() -> Plan {
             plan = plan.host(&name).link(&name, site, &[&own]);
         }
     }
-    // A gateway of nobody's site, for those who lie.
+    // A gateway of a site of its own, for the tests in which a gateway lies.
     plan.host("mallory").link("mallory", "internet", &["203.0.112.0/24"])
 }
 
@@ -176,7 +176,7 @@ impl Sites {
         found.unwrap()
     }
 
-    /// What `causeway audit` tells.
+    /// The records that `causeway audit` prints.
     pub fn audit(&self, filters: &[&str]) -> Vec<Value> {
         let told = self.cloud.run(&[&["audit", "--json"], filters].concat()).unwrap().success().unwrap();
         told.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -220,7 +220,7 @@ impl Drop for Elsewhere {
     }
 }
 
-/// A site, its gateway, its client, and the policy that names it. The stranger is nobody.
+/// A site, its gateway, its client, and the policy that names it. No policy names the stranger.
 fn residents(site: &str) -> [Value; 4] {
     let client = format!("client-{site}");
     [
@@ -235,7 +235,7 @@ fn residents(site: &str) -> [Value; 4] {
     ]
 }
 
-/// The policy that names the client of a site, and nobody else.
+/// The policy that names the client of a site, and no other client.
 pub fn policy(site: &str) -> String {
     format!("clients-of-{site}")
 }

@@ -213,6 +213,87 @@ fn forged_replayed_and_foreign_packets_are_dropped_and_counted() {
     })
     .unwrap();
     assert!(ping(&net, "client-a", "10.2.0.2", &[]));
+    // A packet of the tunnel, seen on its way and sent again from another address.
+    let mut command = net.host("internet").unwrap().command("python3");
+    let mut replay = command.args(["-c", REPLAY, &target, &PORT.to_string()]).spawn().unwrap();
+    wait_for("a packet is seen and replayed", || {
+        ping(&net, "client-a", "10.2.0.2", &[]);
+        replay.try_wait().unwrap()
+    })
+    .unwrap();
+    // The packet itself may come after the first of its eight copies.
+    wait_for("replays are counted", || (dropped(&hosts[1], "replayed") >= 7).then_some(())).unwrap();
+    let endpoint = hosts[1].state().peers["gw-a"].endpoint;
+    assert_eq!(endpoint.map(|endpoint| endpoint.ip()), Some(net.ipv4("gw-a").unwrap().into()));
+    assert!(ping(&net, "client-a", "10.2.0.2", &[]));
+}
+
+const REPLAY: &str = "
+import socket, sys
+address, port = sys.argv[1], int(sys.argv[2])
+seen = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800))
+seen.settimeout(30)
+out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+while True:
+    packet = seen.recv(65535)
+    udp = (packet[0] & 15) * 4
+    to = (socket.inet_ntoa(packet[16:20]), int.from_bytes(packet[udp + 2:udp + 4], 'big'))
+    # Sealed packets of hosts are longer than keepalives.
+    if packet[9] == 17 and to == (address, port) and packet[udp + 8] == 4 and len(packet) > udp + 8 + 32:
+        for _ in range(8):
+            out.sendto(packet[udp + 8:], to)
+        break
+";
+
+#[test]
+fn dscp_and_congestion_marks_cross_with_the_datagrams() {
+    let test = "dscp_and_congestion_marks_cross_with_the_datagrams";
+    let Some((net, mut a, mut b)) = routed(test) else { return };
+    let hosts = start(&net, &mut a, &mut b);
+    for target in ["10.2.0.2", "fd00:2::2"] {
+        wait_ping(&net, "client-a", target);
+    }
+    let nft = |host: &str, script: &str| {
+        let said = run(&net, host, "nft", &[script]);
+        assert!(said.status.success(), "{script}: {said:?}");
+    };
+    let counted = |host: &str, name: &str| {
+        let said = run(&net, host, "nft", &["list", "counter", "inet", "lab_class", name]);
+        let text = String::from_utf8_lossy(&said.stdout).into_owned();
+        let packets = text.split_whitespace().skip_while(|word| *word != "packets").nth(1);
+        packets.and_then(|packets| packets.parse::<u64>().ok()).unwrap_or_else(|| panic!("{said:?}"))
+    };
+    // A router of the internet sees the class of the packet inside, and marks congestion.
+    nft(
+        "internet",
+        "table inet lab_class { counter ef { }; counter plain { }; chain marks { type filter hook forward priority 0; \
+         udp dport 7446 ip dscp ef counter name ef; udp dport 7446 ip dscp cs0 counter name plain; \
+         udp dport 7446 ip ecn ect0 ip ecn set ce; }; }",
+    );
+    nft(
+        "client-b",
+        "table inet lab_class { counter v4 { }; counter v6 { }; chain marks { type filter hook input priority 0; \
+         icmp type echo-request ip dscp ef ip ecn ce counter name v4; \
+         icmpv6 type echo-request ip6 dscp ef ip6 ecn ce counter name v6; }; }",
+    );
+    for (target, counter) in [("10.2.0.2", "v4"), ("fd00:2::2", "v6")] {
+        let before = counted("internet", "ef");
+        // EF, and ECT(0).
+        assert!(ping(&net, "client-a", target, &["-Q", "0xba"]), "{target}");
+        assert!(counted("internet", "ef") > before, "{target}: the datagram has the DSCP of its packet");
+        assert!(counted("client-b", counter) > 0, "{target}: the packet has the mark of its datagram");
+    }
+    let before = counted("internet", "plain");
+    assert!(ping(&net, "client-a", "10.2.0.2", &[]), "a packet without a class");
+    assert!(counted("internet", "plain") > before);
+    assert_eq!((dropped(&hosts[0], "congestion"), dropped(&hosts[1], "congestion")), (0, 0));
+    // A mark on a datagram whose packet cannot carry it: the packet is lost, as by a queue that is full.
+    nft("internet", "add rule inet lab_class marks udp dport 7446 ip dscp cs0 ip ecn set ce");
+    wait_for("the drop is counted", || {
+        ping(&net, "client-a", "10.2.0.2", &[]);
+        (dropped(&hosts[1], "congestion") > 0).then_some(())
+    })
+    .unwrap();
 }
 
 const GARBAGE: &str = "

@@ -8,8 +8,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use causeway_gateway::audit::{AuditRecord, AuditSink};
+use causeway_gateway::packet_carrier::PacketCarrier;
 use causeway_gateway::peers::{BoxedFuture, GatewayPeers, PeerError};
-use causeway_gateway::tun::{NoCarrier, Tunnel, TunnelOptions, TunnelState};
+use causeway_gateway::tun::{Tunnel, TunnelOptions, TunnelState};
 use causeway_gateway::{Gateway, GatewayOptions, GatewayParts};
 use causeway_netmap::{
     CommunityEntry, GatewayEntry, NetmapView, PrefixMapping, TunnelCipher, TunnelKey, TunnelPeerEntry,
@@ -89,16 +90,9 @@ pub fn view(own: &Site, peer: &Site) -> NetmapView {
         seen_as: seen_as.parse().unwrap(),
     });
     view.gateway = Some(GatewayEntry {
-        name: format!("gw-{}", own.name).as_str().into(),
-        site: own.name.into(),
-        ip: None,
-        presence_cidrs: Vec::new(),
-        priority: 0,
-        relay: false,
-        prefer: Default::default(),
-        drain: false,
         tunnel_networks: own.networks.iter().map(|network| network.parse().unwrap()).collect(),
         mappings: mappings.collect(),
+        ..GatewayEntry::named(format!("gw-{}", own.name).as_str(), own.name)
     });
     view.tunnel_peers.insert(peer.entry().gateway, peer.entry());
     let members = vec![own.name.into(), peer.name.into()];
@@ -154,7 +148,9 @@ impl TunnelHost {
         let key_file = folder.path().join("tunnel.key");
         let listen = SocketAddr::new(IpAddr::from([0_u16; 8]), PORT);
         let options = TunnelOptions { off: false, key_file, listen, ..TunnelOptions::default() };
-        let tunnel = Tunnel::new(gateway.context().clone(), options, Arc::new(NoCarrier));
+        // Not started: there is no channel.
+        let carrier = PacketCarrier::new(gateway.context().clone());
+        let tunnel = Tunnel::new(gateway.context().clone(), options, carrier);
         let stop = CancellationToken::new();
         TunnelHost { tunnel, netmaps, records, stop, thread: None, _folder: folder, _gateway: gateway }
     }

@@ -16,11 +16,11 @@ use crate::build;
 use crate::presence_namespace::leftovers;
 use crate::tunnel_lab::{PATIENCE, PORT, Site, TunnelHost, ping, plan, run, view, wait_ping};
 
-const LAN: [&str; 1] = ["10.0.0.0/24"];
+pub const LAN: [&str; 1] = ["10.0.0.0/24"];
 /// Beside the addresses that both hosts have, so that it shows which one crosses.
-const CLIENT: &str = "10.0.0.77";
-const SERVER: &str = "10.0.0.88";
-const PRESENCE: &str = "198.18.0.1";
+pub const CLIENT: &str = "10.0.0.77";
+pub const SERVER: &str = "10.0.0.88";
+pub const PRESENCE: &str = "198.18.0.1";
 
 /// The netmap of a gateway without a community: site `a` uses the service `plc` of site `b`.
 fn translated(own: &Site, peer: &Site) -> NetmapView {
@@ -65,14 +65,29 @@ fn translated(own: &Site, peer: &Site) -> NetmapView {
     view
 }
 
+/// Both gateways, with the service.
+pub fn start_translated(net: &Net) -> [TunnelHost; 2] {
+    let mut hosts = [TunnelHost::load(), TunnelHost::load()];
+    let mut sites = ["a", "b"].map(|name| Site::new(name, &LAN));
+    for (site, host) in sites.iter_mut().zip(&hosts) {
+        site.key = host.tunnel.public_key().unwrap();
+        let address = net.ipv4(&format!("gw-{}", site.name)).unwrap();
+        site.endpoint = Some(SocketAddr::new(address.into(), PORT));
+    }
+    let [a, b] = &sites;
+    hosts[0].start(&net.host("gw-a").unwrap(), translated(a, b));
+    hosts[1].start(&net.host("gw-b").unwrap(), translated(b, a));
+    hosts
+}
+
 /// The packets at an interface of a gateway, written by tcpdump.
-struct Sniffer {
+pub struct Sniffer {
     child: Child,
     text: PathBuf,
 }
 
 impl Sniffer {
-    fn start(net: &Net, gateway: &str, interface: &str, folder: &Path) -> Sniffer {
+    pub fn start(net: &Net, gateway: &str, interface: &str, folder: &Path) -> Sniffer {
         let [text, log] = ["txt", "log"].map(|kind| folder.join(format!("{gateway}.{kind}")));
         let mut tcpdump = net.host(gateway).unwrap().command("tcpdump");
         tcpdump.args(["-i", interface, "-n", "-l", "--immediate-mode", "ip"]);
@@ -83,7 +98,7 @@ impl Sniffer {
         sniffer
     }
 
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         std::fs::read_to_string(&self.text).unwrap()
     }
 }
@@ -95,7 +110,7 @@ impl Drop for Sniffer {
     }
 }
 
-fn expect(net: &Net, host: &str, program: &str, arguments: &[&str]) {
+pub fn expect(net: &Net, host: &str, program: &str, arguments: &[&str]) {
     let output = run(net, host, program, arguments);
     assert!(output.status.success(), "{host}: {program} {arguments:?}: {output:?}");
 }
@@ -128,16 +143,7 @@ fn a_translated_service_is_reached_with_any_protocol_and_real_addresses_stay_at_
         Sniffer::start(&net, "gw-b", "client-b", folder.path()),
     ];
     let before = ["gw-a", "gw-b"].map(|gateway| leftovers(&net.host(gateway).unwrap()));
-    let mut hosts = [TunnelHost::load(), TunnelHost::load()];
-    let mut sites = ["a", "b"].map(|name| Site::new(name, &LAN));
-    for (site, host) in sites.iter_mut().zip(&hosts) {
-        site.key = host.tunnel.public_key().unwrap();
-        let address = net.ipv4(&format!("gw-{}", site.name)).unwrap();
-        site.endpoint = Some(SocketAddr::new(address.into(), PORT));
-    }
-    let [a, b] = &sites;
-    hosts[0].start(&net.host("gw-a").unwrap(), translated(a, b));
-    hosts[1].start(&net.host("gw-b").unwrap(), translated(b, a));
+    let mut hosts = start_translated(&net);
 
     wait_ping(&net, "client-a", PRESENCE);
     assert!(ping(&net, "client-a", PRESENCE, &["-s", "8000"]), "fragments");
@@ -151,7 +157,7 @@ fn a_translated_service_is_reached_with_any_protocol_and_real_addresses_stay_at_
     // An ICMP error is translated inside, or the sender would not know it.
     let closed = run(&net, "client-a", "python3", &["-c", UDP_TO_CLOSED_PORT, PRESENCE]);
     assert_eq!(String::from_utf8_lossy(&closed.stdout).trim(), "refused", "{closed:?}");
-    assert_eq!(sctp(&net), format!("{seen} raw sctp"));
+    assert_eq!(sctp(&net, PRESENCE), format!("{seen} raw sctp"));
     // The server begins nothing.
     assert!(!ping(&net, "client-b", &seen.to_string(), &[]));
 
@@ -182,11 +188,11 @@ pub fn is_client_address(address: IpAddr) -> bool {
 }
 
 /// Sends raw packets of SCTP until one arrives, and returns what the server saw.
-fn sctp(net: &Net) -> String {
+pub fn sctp(net: &Net, target: &str) -> String {
     let mut command = net.host("client-b").unwrap().command("python3");
     let mut server = command.args(["-c", SCTP_SERVER]).stdout(Stdio::piped()).spawn().unwrap();
     wait_for("a packet of SCTP arrives", || {
-        expect(net, "client-a", "python3", &["-c", SCTP_CLIENT, PRESENCE]);
+        expect(net, "client-a", "python3", &["-c", SCTP_CLIENT, target]);
         server.try_wait().unwrap()
     })
     .unwrap();

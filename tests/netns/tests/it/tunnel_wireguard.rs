@@ -8,6 +8,7 @@ use testlab::causeway::wait_for;
 use testlab::net::{Echo, Net, reach_tcp, reach_udp};
 
 use crate::build;
+use crate::presence_namespace::leftovers;
 use crate::tunnel_lab::{PATIENCE, PORT, Site, TunnelHost, ping, plan, run, view, wait_ping};
 
 /// A wireguard-go in a namespace; it ends with this value.
@@ -62,10 +63,12 @@ fn a_plain_wireguard_peer_exchanges_packets_and_takes_part_in_nothing_else() {
     }
     let (mut a, mut b) = (Site::new("a", &lan_a), Site::new("b", &lan_b));
     (a.key, b.key) = (here, TunnelKey(decode(&public)));
-    // Whatever the netmap says, such a peer knows one cipher.
+    // A peer of this kind knows one cipher, whatever the netmap says.
     (b.plain, b.cipher) = (true, TunnelCipher::Aes256Gcm);
     b.endpoint = Some(SocketAddr::new(net.ipv4("gw-b").unwrap().into(), PORT));
-    host.start(&net.host("gw-a").unwrap(), view(&a, &b));
+    let near = net.host("gw-a").unwrap();
+    let before = leftovers(&near);
+    host.start(&near, view(&a, &b));
     wait_ping(&net, "client-a", "10.2.0.2");
     assert!(ping(&net, "client-b", "10.1.0.2", &["-s", "1300", "-M", "do"]));
     let _echo = Echo::start(&net.host("client-b").unwrap(), "0.0.0.0:7000".parse().unwrap()).unwrap();
@@ -73,6 +76,8 @@ fn a_plain_wireguard_peer_exchanges_packets_and_takes_part_in_nothing_else() {
     assert_eq!(reach_tcp(&client, to, PATIENCE).unwrap().ip().to_string(), "10.1.0.2");
     assert_eq!(reach_udp(&client, to, PATIENCE).unwrap().ip().to_string(), "10.1.0.2");
     assert_ne!(wg(&net, &format!("show {DEVICE} latest-handshakes")).split('\t').next_back(), Some("0"));
+    host.stop();
+    assert_eq!(leftovers(&near), before, "nothing is left");
 }
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

@@ -1,4 +1,4 @@
-//! Seeds through the simulation. A failing one is printed; `SIM_SEED=N` replays it alone, `SIM_SEEDS=N` runs so many.
+//! Seeds through the simulation. A failing one is printed; `SIM_SEED=N` replays it alone, `SIM_SEEDS=N` runs N of them.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -36,7 +36,7 @@ fn sessions_and_netmaps_survive_any_trouble() {
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
-    // Too little calm for anybody to come back: the run ends with a complaint, and always the same.
+    // Too little calm for any edge to come back: the run ends with a complaint, and always the same.
     let plan = Plan { calm: std::time::Duration::ZERO, faults: 60, ..Plan::default() };
     let ends = |seed| Simulation::new(seed, &plan).run(&plan);
     for seed in 0..20 {

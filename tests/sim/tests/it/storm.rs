@@ -1,4 +1,4 @@
-//! What a fleet does to a cloud that can serve only a part of it at a time.
+//! Effects of a fleet on a cloud that can serve only a part of it at a time.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn without_a_bound_the_same_fleet_would_take_longer() {
     assert!(without.last > with.last * 5 / 4, "{without:?} {with:?}");
 }
 
-/// What comes on top of the work itself and of the spread, for every second in which the cloud was busy with itself: that
+/// Time on top of the work itself and of the spread, for every second in which the cloud was busy with itself: that
 /// second, and the trust in it of those who were sent away then.
 const SLOW_COSTS: u32 = 4;
 const NOTICED: Duration = Duration::from_secs(5);
@@ -93,7 +93,7 @@ fn all_are_back_soon_after_the_last_fault_whatever_came_before() {
         let storm = Storm {
             edges: 1500,
             handshakes_per_second: 60 + random.below(700) as u32,
-            // So many that it is a crowd.
+            // The number of edges is that of a crowd.
             told_per_second: 200,
             slow: slow_from..slow_from + random.millis(0, 6000),
             lives: (0..random.below(4)).map(|_| random.millis(1, 60_000)).collect(),

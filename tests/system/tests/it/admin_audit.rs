@@ -1,5 +1,6 @@
-//! Who changed what is found with `causeway audit --admin`: objects, tokens, revocations, backups, steps of the CA.
+//! Every administrative change is found with `causeway audit --admin`: objects, tokens, revocations, backups, steps of the CA.
 
+use causeway_api::management::paths;
 use serde_json::Value;
 use testlab::causeway::wait_for;
 use testlab::https::{Client, Request};
@@ -88,7 +89,7 @@ fn refusals_do_not_push_out_what_administrators_did_and_viewers_do_not_read_it()
         let path = format!("/apis/causeway.io/v1/esites/{number}");
         assert_eq!(viewer.send(&Request::new("DELETE", &path)).unwrap().code, 403);
     }
-    assert_eq!(viewer.get("/causeway/v1/audit/admin").unwrap().code, 403);
+    assert_eq!(viewer.get(paths::ADMIN_AUDIT).unwrap().code, 403);
     wait_for("the first five have lines", || (told(&lab, &["--verb", "delete"]).len() >= 5).then_some(()))
         .unwrap();
     let refused = told(&lab, &["--verb", "delete"]);

@@ -14,11 +14,11 @@ use testlab::causeway::{Process, finish, wait_for};
 use crate::Lab;
 
 const SITES: [&str; 3] = ["cloud", "oslo", "rome"];
-/// The EServer that policies name, at every site. Anything else is nobody.
+/// The EServer that policies name, at every site. No policy names any other host.
 const FRIEND: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// A cloud and two edges; at each of the three sites a backend, exposed to the two others.
+/// A cloud and two edges; at each of the three sites a backend, exposed to the other two.
 pub struct Fleet {
     pub lab: Lab,
     /// Of oslo and rome.
@@ -43,7 +43,7 @@ impl Fleet {
             lab.edge(site, &["--join", token.trim(), "--transport", transport])
         });
         let mut fleet = Fleet { lab, edges, backends, presences: Vec::new(), protocol };
-        // The ranges of gateways are the cloud's until somebody else takes them.
+        // The ranges of gateways are the cloud's until another manager takes them.
         let apply = fleet.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
         finish(apply, Some(&fleet.objects())).unwrap().success().unwrap();
         let all = || Some(fleet.allocated()).filter(|found| found.len() == SITES.len() * 2);
@@ -91,7 +91,7 @@ impl Fleet {
         self.backends[place(site)].local_addr().unwrap().port()
     }
 
-    /// Where a client at `from` finds the service of `to`.
+    /// The address at which a client at `from` finds the service of `to`.
     pub fn at(&self, from: &str, to: &str) -> SocketAddr {
         SocketAddr::from((*self.at_ip(from, to), self.port(to)))
     }
@@ -170,7 +170,7 @@ fn accept(listener: &TcpListener, within: Duration) -> Option<TcpStream> {
     None
 }
 
-/// How a connection ended, seen by who reads: `None` properly, else the error.
+/// The end of a connection as its reader sees it: `None` properly, else the error.
 fn ending(stream: &TcpStream) -> Option<ErrorKind> {
     let mut rest = Vec::new();
     let mut stream = stream;
@@ -346,7 +346,7 @@ fn a_gateway_gives_nobody_its_own_listeners() {
     );
     let apply = fleet.lab.cloud.client(&["apply", "-f", "-", "--force-conflicts"]).unwrap();
     finish(apply, Some(&object)).unwrap().success().unwrap();
-    // Told before anybody has tried.
+    // Reported before any client has tried.
     for kind in ["eservice", "serviceexpose"] {
         let denied = wait_for("the denial is told", || {
             let object = fleet.lab.cloud.run(&["get", kind, "echo-cloud", "-o", "json"]).ok()?.json().ok()?;
@@ -404,7 +404,7 @@ fn megabytes_arrive_whole_and_a_reader_that_sleeps_holds_the_writer_up() {
         client.set_nonblocking(true).unwrap();
         let pattern: Vec<u8> =
             (0..1 << 20).map(|number: u32| (number.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        // Nobody reads: what fits into windows and kernels is taken, then no more.
+        // No client reads: bytes that fit into windows and kernels are taken, then no more.
         let (mut sent, mut last) = (0usize, Instant::now());
         while last.elapsed() < Duration::from_millis(700) {
             match client.write(&pattern[sent % pattern.len()..]) {

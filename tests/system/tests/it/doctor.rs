@@ -22,7 +22,7 @@ use crate::Lab;
 
 const NO_DNS: [&str; 2] = ["--dns", "off"];
 
-/// A server that sends `greeting` to whoever connects, and `answer` to whoever has said something.
+/// A server that sends `greeting` to each client that connects, and `answer` to each that has said something.
 struct Server {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -144,7 +144,7 @@ impl Fleet {
             };
             service(name, protocol, server.address.port(), "open", check);
         }
-        // Somebody has taken the address that this presence was given by hand.
+        // Another process has taken the address that this presence was given by hand.
         let taken = Server::start(SocketAddr::from((own(3, 14), port)), b"", b"");
         service("taken", "HTTP", port, "open", "");
         add("EService", "hidden", format!("eSiteName: oslo, ip: 127.0.0.1, port: {port}"));
@@ -248,7 +248,12 @@ fn doctor_says_where_it_breaks_and_what_to_do() {
     );
     fleet.check("not exposed to that site", &["web@cloud"], 1, &["no ServiceExpose presents it at cloud"]);
     fleet.check("not exposed anywhere", &["hidden"], 1, &["no ServiceExpose presents it anywhere"]);
-    fleet.check("nobody at the site is allowed", &["forbidden"], 1, &["no policy allows anybody at rome"]);
+    fleet.check(
+        "no client at the site is allowed",
+        &["forbidden"],
+        1,
+        &["no policy allows a client at rome"],
+    );
     fleet.check("the policy does not exist", &["ghostly"], 1, &["EPolicy ghost does not exist"]);
     fleet.check(
         "a site without a gateway",

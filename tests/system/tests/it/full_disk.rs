@@ -67,7 +67,7 @@ fn a_full_disk_refuses_writes_serves_reads_and_is_told_once() {
         .log()
         .lines()
         .filter(|line| line.contains(" ERROR ") || line.contains(" WARN "))
-        // Somebody else on this machine may have port 53; that has nothing to do with the disk.
+        // Another process on this machine may have port 53; that has nothing to do with the disk.
         .filter(|line| !line.contains("names are not answered"))
         .count();
     assert!(told <= 4, "a flood:\n{}", cloud.process.log());

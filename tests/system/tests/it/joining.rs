@@ -1,4 +1,4 @@
-//! Who comes in, and who is put out: tokens, edges, revocation, the change of CA.
+//! Admission and removal of gateways: tokens, edges, revocation, the change of CA.
 
 use testlab::causeway::{Process, command, daemon, finish, wait_for};
 
@@ -217,7 +217,7 @@ fn a_kubeconfig_is_made_for_somebody_and_taken_back() {
     let refused = as_ann(&["get", "esites"]);
     assert!(refused.code == 1 && refused.stderr.contains("revoked"), "{}", refused.stderr);
 
-    // The admin's own is revoked; whoever works on the host goes on.
+    // The admin's own is revoked; the kubeconfig on the host goes on working.
     let old = std::fs::read_to_string(lab.cloud.kubeconfig()).unwrap();
     std::fs::write(&path, &old).unwrap();
     lab.run(&["revoke", "--certificate", "current"]);

@@ -1,4 +1,4 @@
-//! What was acknowledged stays: restarts, crashes, backups.
+//! Acknowledged writes stay: restarts, crashes, backups.
 
 use std::os::unix::fs::PermissionsExt;
 

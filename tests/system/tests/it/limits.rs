@@ -17,7 +17,7 @@ use crate::Lab;
 use backend::Backend;
 use load::{Load, Subject};
 
-/// What each limit is set to, and how long is looked. Small, so that a machine with other work can keep up.
+/// The value of each limit, and the time of each look. Small, so that a machine with other work can keep up.
 const BYTES_PER_SECOND: u64 = 60_000;
 const CONNECTIONS_PER_SECOND: u64 = 10;
 const CONNECTIONS: u64 = 10;
@@ -37,7 +37,7 @@ const SERVICES: [(&str, &str, &str); 9] = [
     ("http-asked", "HTTP", "asked"),
 ];
 
-/// What is limited: the service, what its clients do, and how much of it may pass in `TIME`.
+/// The object of a limit: the service, the action of its clients, and the amount that may pass in `TIME`.
 const ROWS: [(&str, &str, Load, u64); 13] = [
     ("bytes of TCP to the service", "tcp-bytes", Load::TcpDrain, BYTES_PER_SECOND * 10),
     ("bytes of TCP from the service", "tcp-bytes", Load::TcpPour, BYTES_PER_SECOND * 10),
@@ -116,7 +116,7 @@ impl Fleet {
         text
     }
 
-    /// Where the clients find a service, once it answers.
+    /// The address at which the clients find a service, once it answers.
     fn at(&self, service: &str) -> SocketAddr {
         let protocol = SERVICES.iter().find(|(name, ..)| *name == service).unwrap().1;
         let address = wait_for("the presence has its address", || {
@@ -138,7 +138,7 @@ fn range() -> Ipv4Addr {
     Ipv4Addr::new(127, 230 + (process / 256 % 20) as u8, (process % 256) as u8, 0)
 }
 
-/// What one look found wrong.
+/// The faults that one look found.
 #[derive(Default)]
 struct Faults {
     /// More passed than may: never to be excused.
@@ -185,7 +185,7 @@ fn check(transport: &str) {
     let places: Vec<SocketAddr> = ROWS.iter().map(|(_, service, ..)| fleet.at(service)).collect();
     let mut faults = Faults::default();
     for _ in 0..LOOKS_MAX {
-        // What was taken before is given back meanwhile.
+        // The amount that was taken before is given back meanwhile.
         std::thread::sleep(Duration::from_secs(1));
         faults = look(&fleet, transport, &places);
         assert!(faults.above.is_empty(), "{}", faults.above.join("\n"));

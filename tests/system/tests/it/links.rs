@@ -76,7 +76,7 @@ fn a_cloud_that_restarts_or_dies_finds_its_edges_again() {
     lab.restart();
     lab.connected("Oslo", &edge);
 
-    // Killed, it tells nobody; the restarted one does not know the old links and says so.
+    // Killed, it tells no peer; the restarted one does not know the old links and says so.
     lab.cloud.process.kill().unwrap();
     lab.restart();
     let begun = Instant::now();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod admin_audit;
+mod audit_export;
 mod crossing;
 mod doctor;
 mod full_disk;
@@ -16,6 +17,7 @@ mod nodes;
 mod objects;
 mod old_versions;
 mod operating;
+mod packaging;
 mod process;
 mod replicas;
 mod restarts;

@@ -14,11 +14,11 @@ use testlab::causeway::{Cloud, Process, wait_for};
 
 use crate::Lab;
 
-/// A server on loopback that says its name: to `GET` as HTTP does, to `FLOOD n` with so many bytes, and otherwise at the end of
+/// A server on loopback that says its name: to `GET` as HTTP does, to `FLOOD n` with n bytes, and otherwise at the end of
 /// what it was sent, with the length of that.
 struct Server {
     port: u16,
-    /// What a flood has got rid of so far.
+    /// Bytes that a flood has sent so far.
     flooded: Arc<AtomicU64>,
 }
 
@@ -281,7 +281,7 @@ fn what_is_no_longer_allowed_is_cut() {
     fleet.lab.apply(&policy("ops", "nowhere"));
     let applied = Instant::now();
     let mut rest = Vec::new();
-    // How a Unix socket ends that was cut is not told apart from an end; what matters is that nothing of the server came.
+    // The cut of a Unix socket is not told apart from an end; it matters only that nothing of the server came.
     let _ = open.read_to_end(&mut rest);
     println!("cut {:?} after the policy was changed", applied.elapsed());
     assert!(rest.is_empty(), "{rest:?}");
@@ -324,7 +324,7 @@ fn on_the_network_a_certificate_is_needed() {
     let (body, error) = curl(&[]);
     assert!(body.is_empty() && error.contains("403"), "{body} {error}");
 
-    // It opens this door and no other: the API knows nobody of that name.
+    // It opens this listener and no other: the API knows no user of that name.
     let api = format!("https://{}/apis/causeway.io/v1/esites", fleet.lab.cloud.api);
     let mut command = Command::new("curl");
     command.args([
@@ -401,7 +401,7 @@ fn a_node_is_reached_as_soon_as_its_edge_has_returned() {
         let mut fleet = Fleet::start(&[]);
         let target = format!("node-o:{}", fleet.oslo.port);
         for pause in [0, 1, 2] {
-            // Somebody holds a connection to the node, as an API server does.
+            // A client holds a connection to the node, as an API server does.
             let held = connect(&fleet.lab, &target);
             fleet.edges[0].kill().unwrap();
             std::thread::sleep(Duration::from_secs(pause));
@@ -413,7 +413,7 @@ fn a_node_is_reached_as_soon_as_its_edge_has_returned() {
             let reached = || (connect(&fleet.lab, &target).status == 200).then_some(());
             wait_for("the node is reached", reached).unwrap();
             let reached = begun.elapsed();
-            // Who held one hears that it is gone: it would wait for ever.
+            // A client that held one hears that it is gone: it would wait for ever.
             let (mut stream, mut rest) = (held.stream, Vec::new());
             let _ = stream.read_to_end(&mut rest);
             let told = begun.elapsed();

@@ -68,7 +68,7 @@ fn the_examples_become_ready_and_are_shown_in_every_form() {
     let table = lab.run(&["get", "esites"]);
     assert!(table.starts_with("NAME"), "{table}");
     assert!(table.contains("\nberlin "), "{table}");
-    // What the controller made is marked, and is not in the files.
+    // Objects of the controller are marked, and are not in the files.
     let everything = lab.run(&["get", "all", "-l", "!causeway.io/made-by", "-o", "name"]);
     assert_eq!(everything.lines().count(), count, "{everything}");
     let made = lab.run(&["get", "vp", "-l", "causeway.io/made-by=causeway", "-o", "name"]);
@@ -78,7 +78,7 @@ fn the_examples_become_ready_and_are_shown_in_every_form() {
     assert!(list["items"][0]["metadata"]["managedFields"].is_null());
     let one = lab.run(&["get", "esite/oslo", "-o", "yaml"]);
     assert!(one.contains("kind: ESite"), "{one}");
-    // What get writes, apply takes back.
+    // The output of get is valid input of apply.
     assert_eq!(lab.apply(&one), "esite/oslo unchanged\n");
     assert_eq!(lab.run(&["get", "esites", "-l", "country=de", "-o", "name"]), "esite/berlin\n");
     let by_field = lab.run(&["get", "eservices", "--field-selector", "eSiteName=oslo", "-o", "name"]);
@@ -109,7 +109,7 @@ fn the_examples_become_ready_and_are_shown_in_every_form() {
         assert!(deleted.stderr.contains(part), "{part} is missing in {}", deleted.stderr);
     }
     assert!(!deleted.stderr.contains("admin kubeconfig"), "{}", deleted.stderr);
-    // What the controller made goes with its exposures, a moment later.
+    // Objects of the controller go with their exposures, a moment later.
     let own = "esite/cloud\negateway/cloud\n";
     wait_for("the rest is gone", || (lab.run(&["get", "all", "-o", "name"]) == own).then_some(())).unwrap();
 
@@ -179,7 +179,7 @@ fn mistakes_have_their_exit_codes_and_say_what_to_do() {
     check(&["token", "create", "--site", "cloud"], None, 1, "this cloud itself");
     check(&["token", "delete", "nonsense"], None, 1, "nonsense");
     check(&["revoke", "nobody"], None, 1, "nobody");
-    check(&["ca", "rotate", "--finish"], None, 1, "start one first");
+    check(&["ca", "rotate", "--finish"], None, 1, "start one with `causeway ca rotate`");
 }
 
 #[test]

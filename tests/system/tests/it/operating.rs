@@ -1,4 +1,4 @@
-//! What an operator does with a running process: scrapes its metrics, changes its log level, sends it SIGHUP.
+//! Actions of an operator on a running process: scrapes its metrics, changes its log level, sends it SIGHUP.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -19,7 +19,7 @@ pub fn promtool() -> PathBuf {
     PathBuf::from(path.trim()).with_file_name("promtool")
 }
 
-/// Where the admin port of an edge is.
+/// The address of the admin port of an edge.
 fn admin_of(lab: &Lab, edge: &str) -> SocketAddr {
     wait_for("the edge says where its admin port is", || {
         let text = std::fs::read(lab.path(edge).join("run/edge.json")).ok()?;
@@ -124,7 +124,7 @@ fn hang_up(process: &Process) {
     assert!(Command::new("kill").args(["-HUP", &pid]).status().unwrap().success());
 }
 
-/// What a process logged since then.
+/// The lines that a process has logged since then.
 fn logged(process: &Process, from: usize, part: &str) -> String {
     let told = || Some(process.log()[from..].to_owned()).filter(|log| log.contains(part));
     wait_for(&format!("it logs {part}"), told).unwrap_or_else(|error| panic!("{error}\n{}", process.log()))

@@ -1,9 +1,13 @@
 //! The process itself: listeners, readiness, dumps, the demo, an end in order.
 
+use std::fs::{File, Permissions};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 
+use serde_json::json;
 use testlab::causeway::{Cloud, Process, command, daemon, get, run, wait_for};
+use testlab::https::{Client, Request};
 
 use crate::Lab;
 
@@ -54,9 +58,17 @@ fn a_server_that_is_away_is_named_with_what_to_try() {
     }
 }
 
+/// Without networks of its own the demo has fixed addresses on the loopback: one demo at a time, also among test processes.
+fn lone_demo() -> File {
+    let lock = File::create(std::env::temp_dir().join("causeway-test-lone-demo.lock")).unwrap();
+    lock.lock().unwrap();
+    lock
+}
+
 #[test]
 fn the_demo_keeps_its_promises_and_leaves_nothing() {
-    // With root the first has networks; the second shows what others get.
+    let _lone = lone_demo();
+    // With root the first has networks; the second shows the output for other users.
     for arguments in [&["demo", "--check"][..], &["demo", "--check", "--loopback"]] {
         let folder = tempfile::tempdir().unwrap();
         let mut command = command(arguments).unwrap();
@@ -64,29 +76,137 @@ fn the_demo_keeps_its_promises_and_leaves_nothing() {
         let ran = testlab::causeway::finish(command, None).unwrap();
         assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
         assert!(ran.stdout.contains("refusals as promised"), "{}", ran.stdout);
+        if arguments.contains(&"--loopback") {
+            assert!(ran.stderr.contains("left out without root"), "{}", ran.stderr);
+        }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }
 
 #[test]
 fn the_demo_stays_until_it_is_told_to_end() {
+    let _lone = lone_demo();
     let folder = tempfile::tempdir().unwrap();
+    let outside = tempfile::tempdir().unwrap();
     let mut command = daemon(&["demo"]).unwrap();
     command.env("TMPDIR", folder.path()).env("CAUSEWAY_LOG", "info");
-    let mut demo = Process::spawn(command, folder.path().with_extension("log")).unwrap();
-    wait_for("the demo has a data dir", || {
+    let (log, output) = (outside.path().join("log"), outside.path().join("output"));
+    let mut demo = Process::spawn_with_output(command, log, &output).unwrap();
+    let data_dir = wait_for("the demo has a data dir", || {
         std::fs::read_dir(folder.path())
             .unwrap()
             .next()
-            .map(|entry| entry.unwrap().path().join("cloud/run/addresses.json"))
-            .filter(|path| path.exists())
+            .map(|entry| entry.unwrap().path().join("cloud"))
+            .filter(|path| path.join("run/addresses.json").exists())
     })
     .unwrap();
+    // The table is the last of the output: after it the address and the sign-in are whole.
+    let printed = wait_for("the demo prints its table", || {
+        let printed = std::fs::read_to_string(&output).ok()?;
+        printed.contains("as promised").then_some(printed)
+    })
+    .unwrap();
+    let (address, token) = console_sign_in(&printed);
+    let client = Client::from_kubeconfig(&data_dir.join("admin.kubeconfig")).unwrap();
+    assert_eq!(client.address(), address.parse().unwrap(), "the console is at the address of the API");
+    let client = client.nobody().unwrap();
+    let page = client.get("/console").unwrap();
+    assert!(page.code == 200 && page.text().contains("<html"), "{}: {}", page.code, page.text());
+    let sign_in = Request::new("POST", "/console/session").header("causeway-console", "1");
+    let refused = client.send(&sign_in.clone().json(&json!({"token": format!("{token}x")}))).unwrap();
+    assert_eq!(refused.code, 401, "{}", refused.text());
+    let session = client.send(&sign_in.json(&json!({"token": token}))).unwrap().success().unwrap();
+    assert_eq!(session["role"], "admin");
+
     assert!(demo.ended().is_none());
     assert_eq!(demo.terminate().unwrap().code(), Some(0), "{}", demo.log());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    std::fs::remove_file(folder.path().with_extension("log")).unwrap();
 }
+
+/// The first `make demo` of a clone builds for minutes: cargo's own progress is the sign that it does.
+#[test]
+fn make_demo_hides_no_progress_of_the_build() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let mut make = std::process::Command::new("make");
+    // Without the options of a `make test` that runs this test.
+    make.args(["--dry-run", "demo", "--directory", root]).env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
+    let printed = testlab::causeway::finish(make, None).unwrap().success().unwrap();
+    let build = printed.lines().find(|line| line.contains("run --package causeway -- demo")).expect(&printed);
+    assert!(!build.contains("quiet") && !build.contains("2>"), "{build}");
+    let settings = std::fs::read_to_string(format!("{root}/.cargo/config.toml")).unwrap_or_default();
+    assert!(!settings.contains("quiet ="), "{settings}");
+}
+
+/// The address of the console and the token for it, as the demo prints them.
+fn console_sign_in(printed: &str) -> (String, String) {
+    let after = |start: &str| printed.lines().find_map(|line| line.trim().strip_prefix(start));
+    let address = after("https://").and_then(|rest| rest.strip_suffix("/console"));
+    let token = after("sign in with ");
+    address.zip(token).map(|(address, token)| (address.to_owned(), token.to_owned())).expect(printed)
+}
+
+#[test]
+fn a_plain_user_has_the_demo_without_the_parts_that_need_root() {
+    if !rustix::process::geteuid().is_root() {
+        println!(
+            "skipped: the demo as a plain user: this test is not run by root and cannot become another user"
+        );
+        return;
+    }
+    let _lone = lone_demo();
+    // Everything that a plain user touches is in one folder: the test's own folders are root's.
+    let folder = tempfile::tempdir().unwrap();
+    let [program, home] = ["causeway", "home"].map(|name| folder.path().join(name));
+    std::fs::copy(testlab::causeway::binary().unwrap(), &program).unwrap();
+    std::fs::create_dir(&home).unwrap();
+    std::os::unix::fs::chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
+    for (path, mode) in [(folder.path(), 0o755), (&program, 0o755), (&home, 0o700)] {
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+    let mut command = std::process::Command::new("setpriv");
+    let user = NOBODY.to_string();
+    command.args([
+        "--reuid",
+        &user,
+        "--regid",
+        &user,
+        "--clear-groups",
+        "--inh-caps=-all",
+        "--pdeathsig",
+        "KILL",
+    ]);
+    command.arg("--").arg(&program).args(["demo", "--check"]).current_dir(&home);
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", &home).env("TMPDIR", &home);
+    let ran = testlab::causeway::finish(command, None).unwrap();
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    for left_out in ["networks of their own", "DNS on port 53", "presences at real addresses", "ECommunity"] {
+        assert!(ran.stderr.contains(left_out), "{left_out} is missing in {}", ran.stderr);
+    }
+    assert!(ran.stdout.contains("7 crossings and 6 refusals as promised"), "{}", ran.stdout);
+    assert_eq!(std::fs::read_dir(&home).unwrap().count(), 0, "something is left behind");
+}
+
+#[test]
+fn a_second_demo_on_the_same_loopback_ends_at_once_with_the_reason() {
+    let _lone = lone_demo();
+    // One of the addresses of the demo's servers without root.
+    let taken = TcpListener::bind("127.10.0.10:8080");
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = command(&["demo", "--check", "--loopback"]).unwrap();
+    command.env("TMPDIR", folder.path());
+    let begun = std::time::Instant::now();
+    let ran = testlab::causeway::finish(command, None).unwrap();
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    for part in ["127.10.0.10:8080", "another demo", "as root"] {
+        assert!(ran.stderr.contains(part), "{part} is missing in {}", ran.stderr);
+    }
+    assert!(begun.elapsed() < std::time::Duration::from_secs(20), "it did not wait for its deadline");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    drop(taken);
+}
+
+/// The user and the group `nobody` of Debian.
+const NOBODY: u32 = 65534;
 
 #[test]
 fn kubeconfig_prints_the_admins() {

@@ -1,4 +1,4 @@
-//! What clients notice when a process is restarted: an edge that is killed and returns, a cloud that is stopped.
+//! Effects on clients when a process is restarted: an edge that is killed and returns, a cloud that is stopped.
 //!
 //! Times are printed. The deadlines asserted are generous, and clearly below what the faults took.
 
@@ -18,7 +18,7 @@ const REACHED: Duration = Duration::from_secs(4);
 const STOPPED: Duration = Duration::from_secs(8);
 /// The goal is one second.
 const BACK: Duration = Duration::from_secs(5);
-/// How long the backend thinks about `/slow`.
+/// The time that the backend takes for `/slow`.
 const SLOW: Duration = Duration::from_secs(6);
 
 /// Answers requests on a listener for as long as the process lives.
@@ -186,7 +186,7 @@ fn a_cloud_that_stops_waits_for_no_idle_connection_and_finds_its_edges_at_once()
     for transport in ["quic", "tcp"] {
         let mut fleet = Fleet::speaking("HTTP", transport);
         fleet.backends.iter().for_each(serve);
-        // Every gateway keeps connections to the others, and every client its own.
+        // Every gateway keeps connections to the other gateways, and every client its own.
         let directions = [("oslo", "rome"), ("cloud", "rome"), ("oslo", "cloud"), ("rome", "oslo")];
         let clients = directions.map(|(from, to)| fleet.reached(from, to));
         let api = https::Client::from_kubeconfig(&fleet.lab.cloud.kubeconfig()).unwrap();
@@ -230,7 +230,7 @@ fn a_cloud_that_is_killed_and_returns_leaves_no_request_on_a_connection_across_i
         fleet.backends.iter().for_each(serve);
         let directions = [("oslo", "rome"), ("rome", "oslo"), ("oslo", "cloud"), ("cloud", "rome")];
         for round in 0..3 {
-            // Every gateway has connections to the others in its pools, and clients keep theirs to the gateways.
+            // Every gateway has connections to the other gateways in its pools, and clients keep theirs to the gateways.
             let held = directions.map(|(from, to)| (from, to, fleet.reached(from, to)));
             let marks = fleet.edges.each_ref().map(|edge| edge.log().len());
             fleet.lab.cloud.process.kill().unwrap();

@@ -1,4 +1,4 @@
-//! What an edge has to tell reaches the cloud, once in effect, also what it said while the cloud was away.
+//! Records of an edge reach the cloud, once in effect, also those of the time while the cloud was away.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ fn lines(lab: &Lab, event: &str) -> Vec<Value> {
     lines.filter(|line| line["event"] == event).collect()
 }
 
-/// What the edge's queue holds on disk.
+/// The bytes of the edge's queue on disk.
 fn queued_bytes(lab: &Lab) -> u64 {
     let entries = std::fs::read_dir(lab.path("edge").join("upstream")).into_iter().flatten().flatten();
     let segments = entries.filter(|entry| entry.path().extension().is_some_and(|kind| kind == "seg"));
@@ -35,7 +35,7 @@ fn records_of_an_edge_reach_the_cloud_also_those_from_while_it_was_away() {
         edge.kill().unwrap();
         let before = queued_bytes(&lab);
         edge = lab.edge("edge", &[]);
-        // What is written survives kill -9, synced or not.
+        // Written records survive kill -9, synced or not.
         wait_for("the start is queued", || (queued_bytes(&lab) > before + 100).then_some(())).unwrap();
     }
     let (api, channel) = (lab.cloud.api.to_string(), lab.cloud.channel.to_string());

@@ -8,13 +8,14 @@ mod objects;
 mod patches;
 mod requests;
 
+use causeway_api::management::paths;
 use serde_json::{Value, json};
 use testlab::causeway::wait_for;
 use testlab::https::{Answer, Client, Request};
 
 use crate::{GROUP, KINDS, Lab, call, edge_credentials, join_token, path, site, viewer};
 
-/// Who asks.
+/// The caller.
 #[derive(Clone, Copy, Debug)]
 enum Who {
     Admin,
@@ -22,13 +23,13 @@ enum Who {
     /// The gateway `oslo`, with its certificate.
     Gateway,
     Nobody,
-    /// A bearer token that nobody gave out.
+    /// A bearer token that no cloud issued.
     Guesser,
     /// A client certificate of some other CA.
     Foreign,
 }
 
-/// How the answer says what was wrong.
+/// The words in which the answer names the mistake.
 enum Told {
     /// `details.causes` names this field.
     Field(&'static str),
@@ -278,8 +279,8 @@ fn everything(lab: &Lab) -> Vec<Value> {
         items
     };
     let mut all: Vec<Value> = KINDS.iter().map(list).collect();
-    all.push(lab.admin.get("/causeway/v1/tokens").unwrap().success().unwrap());
-    all.push(lab.admin.get("/causeway/v1/ca").unwrap().success().unwrap());
+    all.push(lab.admin.get(paths::TOKENS).unwrap().success().unwrap());
+    all.push(lab.admin.get(paths::CA).unwrap().success().unwrap());
     all
 }
 
@@ -335,7 +336,7 @@ fn a_token_that_was_deleted_or_has_expired_opens_nothing() {
     let viewer = lab.admin.with_bearer(made["token"].as_str().unwrap()).unwrap();
     assert_eq!(viewer.get(&format!("{GROUP}/esites")).unwrap().code, 200);
     let id = made["id"].as_str().unwrap();
-    lab.admin.send(&Request::new("DELETE", &format!("/causeway/v1/tokens/{id}"))).unwrap().success().unwrap();
+    lab.admin.send(&Request::new("DELETE", &format!("{}/{id}", paths::TOKENS))).unwrap().success().unwrap();
     wait_for("the deleted token is out", || {
         (viewer.get(&format!("{GROUP}/esites")).unwrap().code == 401).then_some(())
     })

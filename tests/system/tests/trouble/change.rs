@@ -1,5 +1,6 @@
 //! Changes that edges must live through: a new CA, and a cloud that came back from a backup.
 
+use causeway_api::management::paths;
 use serde_json::json;
 use testlab::causeway::{Cloud, Process, run, wait_for};
 use testlab::https::{Client, Request};
@@ -37,8 +38,8 @@ fn a_new_authority_costs_no_edge() {
     })
     .unwrap();
     assert_eq!(during.authorities().len(), 2);
-    // Nobody is lost by haste: the edge has not come over yet.
-    let early = during.post("/causeway/v1/ca/rotate", &json!({"step": "finish"})).unwrap();
+    // No gateway is lost by haste: the edge has not come over yet.
+    let early = during.post(paths::CA_ROTATE, &json!({"step": "finish"})).unwrap();
     assert_eq!(early.code, 409, "{}", early.text());
     assert!(early.text().contains("oslo"), "{}", early.text());
 
@@ -50,7 +51,7 @@ fn a_new_authority_costs_no_edge() {
     assert_eq!(own_object(&lab, &during), 200);
 
     let finished = wait_for("the change can be finished", || {
-        let answer = during.post("/causeway/v1/ca/rotate", &json!({"step": "finish"})).unwrap();
+        let answer = during.post(paths::CA_ROTATE, &json!({"step": "finish"})).unwrap();
         (answer.code == 200).then(|| answer.json())
     })
     .unwrap();
@@ -102,7 +103,7 @@ fn a_restored_cloud_is_known_to_its_edges_and_not_to_old_watches() {
     assert_eq!(client.get(&path("esites", "kept")).unwrap().code, 200);
     assert_eq!(client.get(&path("esites", "lost")).unwrap().code, 404);
 
-    // What a client saw before must not pass for something newer: the watch is told to list anew.
+    // A revision that a client saw before must not pass for something newer: the watch is told to list anew.
     let old = client.get(&format!("{GROUP}/esites?watch=1&timeoutSeconds=5&resourceVersion={seen}")).unwrap();
     let gone = old.code == 410 || old.text().contains("\"code\":410");
     assert!(gone, "{}: {}", old.code, old.text());

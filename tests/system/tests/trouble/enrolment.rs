@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use causeway_api::management::paths;
 use causeway_channel::clock::unix_seconds;
 use causeway_channel::tls::{self, TrustAnchors};
 use causeway_channel::wire::{
@@ -104,7 +105,7 @@ async fn bad_tokens_and_requests_get_no_certificate() {
         Some(EnrolmentRequestBody::Reenrol(wire::ReenrolMessage { csr: csr(), certificate: vec![1, 2, 3] }));
     check("a re-enrolment needs the old certificate", &good, reenrol, EnrolmentCode::Malformed).await;
 
-    // All of this has used up nothing. Whatever the request says, the name is the token's.
+    // All of this has used up nothing. The name is the token's, whatever the request says.
     let other = PeerId::new("bergen", "cloud").unwrap();
     let EnrolmentResponseBody::Issued(issued) = ask(&good, enrol(secret, key.request(&other).unwrap())).await
     else {
@@ -124,7 +125,7 @@ async fn bad_tokens_and_requests_get_no_certificate() {
     check("an expired token is expired", &short, request, EnrolmentCode::TokenExpired).await;
     let gone = call(&lab.admin, "tokens", &json!({"site": "bergen"}));
     let id = gone["id"].as_str().unwrap();
-    let delete = testlab::https::Request::new("DELETE", &format!("/causeway/v1/tokens/{id}"));
+    let delete = testlab::https::Request::new("DELETE", &format!("{}/{id}", paths::TOKENS));
     lab.admin.send(&delete).unwrap().success().unwrap();
     let gone = token(gone["token"].as_str().unwrap());
     let request = enrol(gone.secret.expose(), csr());
@@ -133,7 +134,7 @@ async fn bad_tokens_and_requests_get_no_certificate() {
 }
 
 fn is_expired(lab: &Lab, id: &Value) -> bool {
-    let list = lab.admin.get("/causeway/v1/tokens").unwrap().success().unwrap();
+    let list = lab.admin.get(paths::TOKENS).unwrap().success().unwrap();
     let tokens = list["tokens"].as_array().unwrap();
     tokens.iter().any(|token| token["id"] == *id && token["expired"] == true)
 }
@@ -191,7 +192,7 @@ async fn bytes_that_are_no_protocol_are_answered_or_cut_off() {
             let mut plain = TcpStream::connect(address).unwrap();
             plain.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
             plain.write_all(words).unwrap();
-            // What was begun and not ended would be waited for.
+            // An exchange that was begun and not ended would be waited for.
             plain.shutdown(std::net::Shutdown::Write).unwrap();
             let mut answer = Vec::new();
             // Closed, with an alert or without a word; a reset is a way to close.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use causeway_api::management::paths;
 use causeway_channel::tls::{self, TrustAnchors};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -30,7 +31,7 @@ const LINKS: usize = 20;
 const PROBE_SECONDS: u64 = 20;
 const CHANNEL_ALPN: &[u8] = b"causeway/1";
 
-/// What a link is up to.
+/// The attack of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attack {
     /// Opens streams and gives them up at once, without a word before. The finding of issue 10.
@@ -104,7 +105,7 @@ fn probe_until(admin: &Client, gateway: &str, end: Instant) -> Vec<Duration> {
     while Instant::now() < end {
         let begun = Instant::now();
         let body = json!({"gateway": gateway, "bytes": 100, "seconds": PROBE_SECONDS});
-        let answer = admin.post("/causeway/v1/probe", &body).unwrap();
+        let answer = admin.post(paths::PROBE, &body).unwrap();
         assert_eq!(answer.code, 200, "round trip {} was not answered: {}", took.len(), answer.text());
         took.push(begun.elapsed());
         // A client that asks now and then, not a load of its own.
@@ -115,7 +116,7 @@ fn probe_until(admin: &Client, gateway: &str, end: Instant) -> Vec<Duration> {
 }
 
 fn is_connected(admin: &Client, name: &str) -> Option<()> {
-    let status = admin.get("/causeway/v1/status").ok()?.success().ok()?;
+    let status = admin.get(paths::STATUS).ok()?.success().ok()?;
     let gateways = status["gateways"].as_array()?;
     gateways.iter().any(|gateway| gateway["name"] == name && gateway["connected"] == true).then_some(())
 }
@@ -146,7 +147,7 @@ fn gateways_that_were_taken_over_cannot_make_the_cloud_hold_memory() {
 
     let pid = lab.cloud.process.pid();
     let before = resident_kib(pid, "VmRSS:");
-    // What the start and the enrolments took is not what is measured: the peak begins anew (proc_pid_clear_refs(5)).
+    // The memory of the start and of the enrolments is not measured: the peak begins anew (proc_pid_clear_refs(5)).
     std::fs::write(format!("/proc/{pid}/clear_refs"), "5").unwrap();
     let quiet = probe_until(&lab.admin, "honest", Instant::now() + Duration::from_secs(1));
     let (stop, counts) = (Arc::new(AtomicBool::new(false)), Arc::new(Counts::default()));

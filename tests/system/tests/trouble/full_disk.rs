@@ -59,7 +59,7 @@ fn a_full_disk_refuses_writes_and_nothing_else() {
     let mut ballast = disk.fill();
     let mut written = vec!["before".to_owned()];
     let refused = wait_for("a write is refused", || {
-        // What the store has reserved for its log may still take a few.
+        // The space that the store has reserved for its log may still take a few.
         let name = format!("during-{}", written.len());
         let answer = create(&name);
         match answer.code {

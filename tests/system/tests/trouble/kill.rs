@@ -17,7 +17,7 @@ use crate::{GROUP, admin, path, revision, site, soak};
 
 const WRITERS: u64 = 4;
 
-/// What is known of an object after its last acknowledged write.
+/// The state of an object after its last acknowledged write.
 #[derive(Clone, Debug, PartialEq)]
 enum Known {
     /// This version or a later one: a write that was not acknowledged may still have happened.

@@ -1,4 +1,4 @@
-//! What must hold when things go wrong: bad input, crashes, full disks, lost machines, overload.
+//! Invariants that hold when things go wrong: bad input, crashes, full disks, lost machines, overload.
 //!
 //! The real binary, real TLS, loopback only. Short forms by default; CAUSEWAY_SOAK=1 runs the long ones.
 
@@ -17,6 +17,7 @@ mod replicas;
 
 use std::path::{Path, PathBuf};
 
+use causeway_api::management::paths;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
@@ -79,7 +80,7 @@ fn edge(folder: &Path, name: &str, more: &[&str]) -> Process {
     Process::spawn(daemon(&arguments).unwrap(), folder.join(format!("{name}.log"))).unwrap()
 }
 
-/// What an edge shows in TLS.
+/// The certificate that an edge shows in TLS.
 fn edge_credentials(data_dir: &Path) -> Credentials {
     let pem = std::fs::read(data_dir.join("identity.pem")).unwrap();
     let chain = CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().unwrap();
@@ -88,7 +89,7 @@ fn edge_credentials(data_dir: &Path) -> Credentials {
 
 /// One call under /causeway/v1 that must succeed.
 fn call(client: &Client, path: &str, body: &Value) -> Value {
-    client.post(&format!("/causeway/v1/{path}"), body).unwrap().success().unwrap()
+    client.post(&format!("{}{path}", paths::PREFIX), body).unwrap().success().unwrap()
 }
 
 fn join_token(client: &Client, site: &str) -> String {
@@ -110,7 +111,7 @@ fn path(plural: &str, name: &str) -> String {
 
 /// The certificates of the CA, as the API tells them.
 fn authorities(client: &Client) -> Value {
-    let mut shown: Value = client.get("/causeway/v1/ca").unwrap().success().unwrap();
+    let mut shown: Value = client.get(paths::CA).unwrap().success().unwrap();
     // Each replica names its own seal key.
     shown.as_object_mut().unwrap().remove("sealKey").unwrap();
     shown
@@ -122,7 +123,7 @@ fn revision(client: &Client) -> u64 {
     list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
 }
 
-/// Is the long form wanted?
+/// Returns true if the long form is wanted.
 fn soak() -> bool {
     std::env::var_os("CAUSEWAY_SOAK").is_some_and(|value| value == "1")
 }

@@ -1,6 +1,6 @@
 //! Netmaps when things go wrong: clouds and edges killed under change, a backup that comes back, a disk that is full.
 //!
-//! What an edge holds is read from its data dir, as a restarted edge would; what it should hold from the cloud's admin dump.
+//! The netmap of an edge is read from its data dir, as a restarted edge would; the expected one comes from the cloud's admin dump.
 //! Five rounds of kill -9, fifty with CAUSEWAY_SOAK=1.
 
 use std::net::{SocketAddr, TcpListener};
@@ -117,7 +117,7 @@ fn set_port(client: &Client, port: u16) -> bool {
     client.send(&request).is_ok_and(|answer| answer.code == 200)
 }
 
-/// What an edge has on disk only rises; two states never share a name.
+/// The generation of an edge on disk only rises; two states never share a name.
 fn check_rise(gateway: &str, before: &mut Option<NetmapStamp>, data_dir: &std::path::Path) {
     let now = persisted(data_dir).map(|netmap| netmap.stamp());
     if let Some(before) = before {
@@ -149,7 +149,7 @@ fn kill_nine_of_the_cloud_takes_no_netmap_back() {
             }
             looks
         });
-        // Whatever fails below, the watcher ends.
+        // The watcher ends, whatever fails below.
         let _over = Over(&is_over);
         for _ in 0..rounds {
             let client = admin(&sites.cloud);
@@ -310,7 +310,7 @@ fn a_full_disk_on_the_edge_keeps_no_access_that_was_taken_away() {
         .unwrap_or_else(|error| panic!("{error}\n{}", process.log()));
     let message = condition["message"].as_str().unwrap();
     assert!(message.contains("No space left") && message.contains("is withdrawn"), "{condition}");
-    // What is on the disk is not used again.
+    // The netmap on the disk is not used again.
     sites.cloud.wait_condition("egw", "away", "NetmapInForce", "True").unwrap();
     assert_eq!(persisted(&sites.data_dir("away")), None);
 
@@ -319,7 +319,7 @@ fn a_full_disk_on_the_edge_keeps_no_access_that_was_taken_away() {
     sites.cloud.wait_condition("egw", "away", "NetmapPersisted", "True").unwrap();
     let after = persisted(&sites.data_dir("away")).unwrap();
     assert!(after.generation() > before.generation());
-    // A policy that is missing allows nobody.
+    // A policy that is missing allows no client.
     let policies = NetmapView::decode(&after).policies;
     let allows_somebody = |policy: &PolicyEntry| !policy.sites.is_empty() || !policy.servers.is_empty();
     assert!(!policies.values().any(allows_somebody), "{policies:?}\n{}", process.log());

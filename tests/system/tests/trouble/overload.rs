@@ -23,7 +23,7 @@ fn guessing_is_slowed_down_and_written_down() {
     let token = lab.admin.with_bearer(viewer_token["token"].as_str().unwrap()).unwrap();
     assert_eq!(token.get(&format!("{GROUP}/esites")).unwrap().code, 200);
     assert_eq!(lab.admin.get(&format!("{GROUP}/esites")).unwrap().code, 200);
-    // Repeated ones are coalesced: the first have a line each, the others are told as a count, at the latest at the end. Those
+    // Repeated ones are coalesced: the first have a line each, the rest are told as a count, at the latest at the end. Those
     // that were slowed down were not looked at, so they are not written down either.
     lab.cloud.process.terminate().unwrap();
     let text = audit(&lab);

@@ -11,7 +11,7 @@ use super::plan::Kind;
 pub enum Traffic {
     Udp,
     Tcp,
-    /// Both. What the link itself needs, such as neighbour discovery, goes on.
+    /// Both. Packets that the link itself needs, such as neighbour discovery, pass.
     All,
 }
 
@@ -21,9 +21,9 @@ pub enum Fault {
     Drop(Traffic),
     /// The sender is told, with a reset or an ICMP message.
     Reject(Traffic),
-    /// So many of a thousand packets vanish, at random.
+    /// This number of a thousand packets vanish, at random.
     Lose(Traffic, u16),
-    /// Packets vanish above so many thousand bytes a second, both directions together.
+    /// Packets vanish above this number of thousand bytes a second, both directions together.
     Throttle(Traffic, u32),
 }
 

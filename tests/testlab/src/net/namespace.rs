@@ -36,7 +36,7 @@ impl Namespace {
         Ok(Namespace { name })
     }
 
-    /// Can one be made at all?
+    /// Returns true if a namespace can be made at all.
     pub fn possible() -> Result<()> {
         Namespace::create("try").map(drop)
     }
@@ -201,7 +201,7 @@ impl Host {
         }
     }
 
-    /// Can a TCP connection be made from here?
+    /// Returns true if a TCP connection can be made from here.
     pub fn connects(&self, to: SocketAddr, within: std::time::Duration) -> bool {
         self.inside(|| Ok(std::net::TcpStream::connect_timeout(&to, within)?)).is_ok()
     }

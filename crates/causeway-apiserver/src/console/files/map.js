@@ -4,7 +4,7 @@ import { field, h, svg, keyed, setText, setClass } from "./dom.js";
 import { follow, isLoaded } from "./store.js";
 import { figures, historyOf, poll, rates } from "./figures.js";
 import { bytes, count, milliseconds, rate } from "./format.js";
-import { OK, UNKNOWN, ofGateway, ofObject, ofSite } from "./state.js";
+import { OK, UNKNOWN, WARNING, ofGateway, ofObject, ofSite } from "./state.js";
 import { sparkline } from "./plot.js";
 
 /** Sites with their gateways and states, in the order of their names. */
@@ -114,11 +114,14 @@ export function map(root) {
     summarize();
   }
 
+  // A gateway with a problem is connected all the same.
+  const isReached = (found) => [OK, WARNING].includes(found.state);
+
   function summarize() {
     const gateways = items.flatMap((item) => item.gateways.map((gateway, index) => item.states[index]));
     const exposes = follow("serviceexposes").all();
     setText(cells[0], String(items.length));
-    setText(cells[1], `${gateways.filter((found) => found.state === OK).length} of ${gateways.length}`);
+    setText(cells[1], `${gateways.filter((found) => isReached(found)).length} of ${gateways.length}`);
     setText(cells[2], `${exposes.filter((expose) => ofObject(expose).state === OK).length} of ${exposes.length}`);
     const now = items.flatMap((item) => item.gateways).map((gateway) => rates(gateway.metadata.name)).filter(Boolean);
     const sum = (key) => (now.length ? rate(now.reduce((total, point) => total + point[key], 0)) : "–");

@@ -1,7 +1,7 @@
 //! Congestion controller that records the last acknowledgement and the lost bytes, and keeps a minimum window.
 //!
-//! Works around three things: quinn has no API for the time of the last packet from a peer, it counts lost packets
-//! beside packets that are never acknowledged, so that the ratio says little about the path, and its BBR lowers the window to four packets (see `WINDOW_PACKETS_MIN`). All decisions are left to quinn's own controller.
+//! Works around four things: quinn has no API for the time of the last packet from a peer, it counts lost packets
+//! beside packets that are never acknowledged, so that the ratio says little about the path, its BBR lowers the window to four packets (see `WINDOW_PACKETS_MIN`), and it takes no notice of loss (see `FLOODED_PER_MILLE_MIN`). All other decisions are left to quinn's own controller.
 //!
 //! Delete when `quinn::Connection` tells when it last heard from its peer, and when BBR's minimum window can
 //! be configured.
@@ -41,6 +41,7 @@ impl ControllerFactory for Observed {
             last_acknowledged: now,
             mtu: current_mtu.into(),
             path: PathStats::default(),
+            recent: RecentLoss::default(),
         })
     }
 }
@@ -50,12 +51,58 @@ struct ObservedController {
     last_acknowledged: Instant,
     mtu: u64,
     path: PathStats,
+    recent: RecentLoss,
 }
 
-/// Minimum congestion window. BBR goes down to four packets when the round trip was once short and is now
+/// Minimum congestion window of a path that loses little. BBR goes down to four packets when the round trip was once short and is now
 /// long because processors are busy, as on one host or in one building: a link was measured at 0.6 MB/s. 32
 /// packets are 37 ms at 10 Mbit/s, and a sixth of BBR's initial window.
 const WINDOW_PACKETS_MIN: u64 = 32;
+/// Bytes after which older losses count half: about 50 packets.
+const RECENT_BYTES: u64 = 64 * 1024;
+/// Lost bytes per 1,000 from which on UDP is taken for throttled, as in `session::secondary`. A throttled path has no
+/// minimum window: 32 packets per round trip were 18 times the rate of a limit of 1 Mbit/s.
+const THROTTLED_PER_MILLE_MIN: u64 = 100;
+/// Lost bytes per 1,000 from which on BBR's window is no estimate of the path: the burst that a limit lets pass at first
+/// was measured as bandwidth. The window is `FLOODED_PACKETS_MAX` until less is lost. Without it a link sent 6 MB/s
+/// into a limit of 1 Mbit/s. The packets of the other direction were lost too, and quinn waits twice as long before each
+/// repetition: streams had their first byte after 10 to 27 s.
+const FLOODED_PER_MILLE_MIN: u64 = 500;
+const FLOODED_PACKETS_MAX: u64 = 4;
+
+/// The share of bytes that were lost lately.
+#[derive(Debug, Clone, Copy, Default)]
+struct RecentLoss {
+    bytes: u64,
+    lost_bytes: u64,
+}
+
+impl RecentLoss {
+    fn note(&mut self, bytes: u64, lost_bytes: u64) {
+        self.bytes += bytes;
+        self.lost_bytes += lost_bytes;
+        while self.bytes >= 2 * RECENT_BYTES {
+            (self.bytes, self.lost_bytes) = (self.bytes / 2, self.lost_bytes / 2);
+        }
+    }
+
+    /// Lost bytes per 1,000; 0 until enough bytes were sent.
+    fn per_mille(&self) -> u64 {
+        match self.bytes >= RECENT_BYTES {
+            true => self.lost_bytes * 1000 / self.bytes,
+            false => 0,
+        }
+    }
+}
+
+/// The window for one that quinn's controller has chosen.
+fn window_bytes(chosen: u64, mtu: u64, recent: &RecentLoss) -> u64 {
+    match recent.per_mille() {
+        FLOODED_PER_MILLE_MIN.. => chosen.min(FLOODED_PACKETS_MAX * mtu),
+        THROTTLED_PER_MILLE_MIN.. => chosen,
+        _ => chosen.max(WINDOW_PACKETS_MIN * mtu),
+    }
+}
 
 impl Controller for ObservedController {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
@@ -72,6 +119,7 @@ impl Controller for ObservedController {
     ) {
         self.last_acknowledged = now;
         self.path.acknowledged_bytes += bytes;
+        self.recent.note(bytes, 0);
         self.inner.on_ack(now, sent, bytes, app_limited, rtt);
     }
 
@@ -93,6 +141,7 @@ impl Controller for ObservedController {
         lost_bytes: u64,
     ) {
         self.path.lost_bytes += lost_bytes;
+        self.recent.note(lost_bytes, lost_bytes);
         self.inner.on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);
     }
 
@@ -102,7 +151,7 @@ impl Controller for ObservedController {
     }
 
     fn window(&self) -> u64 {
-        self.inner.window().max(WINDOW_PACKETS_MIN * self.mtu)
+        window_bytes(self.inner.window(), self.mtu, &self.recent)
     }
 
     fn metrics(&self) -> ControllerMetrics {
@@ -115,6 +164,7 @@ impl Controller for ObservedController {
             last_acknowledged: self.last_acknowledged,
             mtu: self.mtu,
             path: self.path,
+            recent: self.recent,
         })
     }
 
@@ -124,5 +174,43 @@ impl Controller for ObservedController {
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACKET: u64 = 1200;
+
+    #[test]
+    fn the_more_a_path_loses_the_less_is_sent_at_once() {
+        let window_after = |lost: u64, chosen: u64| {
+            let mut recent = RecentLoss::default();
+            (0..20).for_each(|_| recent.note(100 * PACKET, lost * PACKET));
+            window_bytes(chosen * PACKET, PACKET, &recent) / PACKET
+        };
+        for (lost, chosen, expected) in [
+            (0, 4, WINDOW_PACKETS_MIN),
+            (2, 4, WINDOW_PACKETS_MIN),
+            (2, 300, 300),
+            (20, 4, 4),
+            (20, 300, 300),
+            (94, 2, 2),
+            (94, 300, FLOODED_PACKETS_MAX),
+        ] {
+            assert_eq!(window_after(lost, chosen), expected, "{lost} % lost, {chosen} packets");
+        }
+    }
+
+    #[test]
+    fn losses_count_when_enough_was_sent_and_are_forgotten() {
+        let mut recent = RecentLoss::default();
+        recent.note(50 * PACKET, 50 * PACKET);
+        assert_eq!(recent.per_mille(), 0);
+        recent.note(50 * PACKET, 50 * PACKET);
+        assert_eq!(recent.per_mille(), 1000);
+        (0..5).for_each(|_| recent.note(100 * PACKET, 0));
+        assert!(recent.per_mille() < THROTTLED_PER_MILLE_MIN);
     }
 }

@@ -6,7 +6,7 @@ use std::io::IoSlice;
 
 use bytes::{Buf, Bytes};
 
-use crate::tcp::frame::{Frame, data_head, datagram_head};
+use crate::tcp::frame::{Frame, data_head};
 use crate::tcp::queue::{ByteQueue, SMALL_BYTES};
 
 /// Space for the small requests of two dozen connections: one allocation for all of them, not ten.
@@ -19,7 +19,7 @@ pub struct WriteBatch {
     scratch_done: usize,
     parts: VecDeque<Part>,
     length: usize,
-    /// Frames of streams and datagrams; link-level frames do not count.
+    /// Frames of streams; link-level frames do not count.
     messages: usize,
 }
 
@@ -57,12 +57,6 @@ impl WriteBatch {
             left -= piece.len();
             self.push_payload(piece);
         }
-    }
-
-    pub fn push_datagram(&mut self, data: Bytes) {
-        self.messages += 1;
-        self.push_small(|scratch| datagram_head(scratch, data.len()));
-        self.push_payload(data);
     }
 
     fn push_payload(&mut self, piece: Bytes) {

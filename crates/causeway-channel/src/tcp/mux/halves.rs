@@ -108,7 +108,7 @@ impl Mux {
         if self.ended.is_none() {
             self.outgoing.push_reset(id, code);
         }
-        self.settle(id);
+        self.release_if_over(id);
     }
 
     /// Stops the receiving direction.
@@ -200,7 +200,7 @@ impl Mux {
         if stream.send.state == SendState::Open {
             self.reset(id, ResetCode::Abandoned);
         }
-        self.settle(id);
+        self.release_if_over(id);
     }
 
     /// The receiving handle was dropped. Unread bytes are discarded.
@@ -209,6 +209,6 @@ impl Mux {
         stream.recv.held = false;
         stream.recv.reader = None;
         self.stop(id, ResetCode::Abandoned);
-        self.settle(id);
+        self.release_if_over(id);
     }
 }

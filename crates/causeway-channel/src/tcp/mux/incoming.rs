@@ -63,14 +63,8 @@ impl Mux {
             Frame::Reset { stream, code } => self.handle_reset(stream, code.into()),
             Frame::Stop { stream, code } => self.handle_stop(stream, code.into()),
             Frame::Credit { stream, bytes } => self.handle_credit(stream, bytes),
-            Frame::Datagram(_) if self.before_admission.is_some() => {
+            Frame::Datagram(_) => {
                 self.stats.datagrams_dropped += 1;
-                Ok(())
-            }
-            Frame::Datagram(data) => {
-                let data = Bytes::copy_from_slice(data);
-                self.stats.datagrams_dropped += self.datagrams_in.push(data, self.bounds.datagram_bytes_max);
-                self.signals.datagram = true;
                 Ok(())
             }
             Frame::Ping(number) => {
@@ -107,7 +101,7 @@ impl Mux {
         for id in own {
             self.add_credit(id, more);
         }
-        self.signals.room = true;
+        self.signals.stream_credit = true;
         Ok(())
     }
 
@@ -182,7 +176,7 @@ impl Mux {
             self.cut(id);
         }
         if fin {
-            self.settle(id);
+            self.release_if_over(id);
         }
         Ok(())
     }
@@ -210,7 +204,7 @@ impl Mux {
         recv.queue.clear();
         self.wakes.extend(recv.reader.take());
         self.give_back(unread);
-        self.settle(id);
+        self.release_if_over(id);
         Ok(())
     }
 

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
+use super::Mux;
 use super::batch::WriteBatch;
 use super::stream::{SendState, StreamPriority};
-use super::{Datagrams, Mux};
 use crate::link::{CloseReason, ResetCode};
 use crate::tcp::frame::{Frame, LinkSettings, PAYLOAD_BYTES_MAX};
 
@@ -25,7 +25,6 @@ pub struct ControlQueue {
     urgent: VecDeque<u32>,
     normal: VecDeque<u32>,
     bulk: VecDeque<u32>,
-    pub datagrams: Datagrams,
     turn: u8,
 }
 
@@ -55,7 +54,6 @@ impl ControlQueue {
             || !self.urgent.is_empty()
             || !self.normal.is_empty()
             || !self.bulk.is_empty()
-            || !self.datagrams.queue.is_empty()
     }
 
     pub fn control_len(&self) -> usize {
@@ -118,25 +116,16 @@ impl ControlQueue {
         }
     }
 
-    /// Returns whose turn it is, when no control frame is queued.
-    fn next_turn(&mut self) -> Option<Turn> {
-        self.turn = (self.turn + 1) % (2 * BULK_TURN);
-        let (has_datagrams, has_normal) = (!self.datagrams.queue.is_empty(), !self.normal.is_empty());
-        if !self.bulk.is_empty() && (self.turn.is_multiple_of(BULK_TURN) || !has_datagrams && !has_normal) {
-            return Some(Turn::Stream(StreamPriority::Bulk));
-        }
-        match (has_datagrams, has_normal) {
-            (true, true) if self.turn.is_multiple_of(2) => Some(Turn::Datagrams),
-            (_, true) => Some(Turn::Stream(StreamPriority::Normal)),
-            (true, false) => Some(Turn::Datagrams),
-            (false, false) => None,
+    /// Returns the class of streams that sends next, when no control frame is queued.
+    fn next_turn(&mut self) -> Option<StreamPriority> {
+        self.turn = (self.turn + 1) % BULK_TURN;
+        match (self.normal.is_empty(), self.bulk.is_empty()) {
+            (true, true) => None,
+            (true, false) => Some(StreamPriority::Bulk),
+            (false, false) if self.turn == 0 => Some(StreamPriority::Bulk),
+            (false, _) => Some(StreamPriority::Normal),
         }
     }
-}
-
-enum Turn {
-    Stream(StreamPriority),
-    Datagrams,
 }
 
 impl Mux {
@@ -196,24 +185,10 @@ impl Mux {
                 self.push_stream(batch, id);
                 continue;
             }
-            match self.outgoing.next_turn() {
-                Some(Turn::Stream(class)) => {
-                    if let Some(id) = self.outgoing.line(class).pop_front() {
-                        self.push_stream(batch, id);
-                    }
-                }
-                Some(Turn::Datagrams) => self.push_datagrams(batch),
-                None => return,
+            let Some(class) = self.outgoing.next_turn() else { return };
+            if let Some(id) = self.outgoing.line(class).pop_front() {
+                self.push_stream(batch, id);
             }
-        }
-    }
-
-    /// Adds as many datagrams as fit the size of one full stream frame.
-    fn push_datagrams(&mut self, batch: &mut WriteBatch) {
-        let until = batch.len() + PAYLOAD_BYTES_MAX;
-        while batch.len() < until {
-            let Some(data) = self.outgoing.datagrams.pop() else { return };
-            batch.push_datagram(data);
         }
     }
 
@@ -233,7 +208,7 @@ impl Mux {
         self.waiting -= length;
         if fin {
             send.state = SendState::Finished;
-            return self.settle(id);
+            return self.release_if_over(id);
         }
         self.wake_writer(id);
         self.list(id);

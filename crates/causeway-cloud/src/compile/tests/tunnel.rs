@@ -1,7 +1,7 @@
 //! Layer 3 in compiled netmaps: peers, networks, communities, and what a gateway is not told.
 
 use causeway_api::layer3::{TunnelRecord, show_key};
-use causeway_netmap::{IpProtocol, PortRule, TunnelCipher, TunnelKey};
+use causeway_netmap::{IpProtocol, PortRule, SiteName, TunnelCipher, TunnelKey};
 
 use super::*;
 
@@ -94,11 +94,29 @@ fn the_gateway_of_the_cloud_is_a_peer_of_every_member_and_carries_networks_of_it
     assert!(view(&objects, "oslo-1").tunnel_peers.get("cloud").unwrap().relay);
     assert_eq!(peers(&objects, "cloud"), ["berlin-1 ", "oslo-1 ", "oslo-2 ", "rome-1 "]);
     assert_eq!((own(&objects, "cloud"), view(&objects, "cloud").communities.len()), (Vec::new(), 0));
+    assert_eq!(relay_groups(&objects, "cloud"), ["north: berlin oslo", "south: office rome"]);
     objects.insert(object(Kind::ECommunity, "north", json!({"members": ["oslo", "berlin", "cloud"]})));
     assert_eq!(peers(&objects, "berlin-1")[0], "cloud 10.9.0.0/24");
     let rows = peers(&objects, "cloud");
     assert_eq!((rows[0].as_str(), rows[3].as_str()), ("berlin-1 10.1.0.0/24", "rome-1 "));
     assert_eq!(own(&objects, "cloud"), ["10.9.0.0/24"]);
+}
+
+fn relay_groups(objects: &ObjectSet, gateway: &str) -> Vec<String> {
+    let view = view(objects, gateway);
+    let sites = |sites: &[SiteName]| sites.iter().map(SiteName::as_str).collect::<Vec<_>>().join(" ");
+    view.relay_groups.values().map(|group| format!("{}: {}", group.name, sites(&group.sites))).collect()
+}
+
+#[test]
+fn a_relay_forwards_between_members_of_the_communities_of_its_site() {
+    let mut objects = objects();
+    assert!(relay_groups(&objects, "oslo-1").is_empty(), "the gateway is no relay");
+    objects.insert(object(Kind::EGateway, "oslo-1", json!({"eSiteName": "oslo", "relay": true})));
+    assert_eq!(relay_groups(&objects, "oslo-1"), ["north: berlin oslo"]);
+    assert!(view(&objects, "berlin-1").tunnel_peers.get("oslo-1").unwrap().relay);
+    objects.insert(object(Kind::ECommunity, "north", json!({"members": ["oslo"]})));
+    assert!(relay_groups(&objects, "oslo-1").is_empty(), "a community of one site needs no relay");
 }
 
 #[test]

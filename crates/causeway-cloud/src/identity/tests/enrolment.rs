@@ -44,7 +44,7 @@ async fn a_redeemed_token_and_a_replaced_key_are_in_the_revocation_log_before_th
         let enrol = wire::EnrolMessage { secret: token.secret.expose().to_vec(), csr };
         let ask = Some(EnrolmentRequestBody::Enrol(enrol));
         let request = wire::EnrolmentRequest { ask, ..Default::default() };
-        registrar.answer(request, None, "test").await
+        registrar.answer(request, None, None, "test").await
     };
     let create =
         async |on_enrolled| registrar.create_join_token("Tokyo", "G1", HOUR, on_enrolled).await.unwrap();
@@ -171,7 +171,7 @@ async fn the_name_comes_from_the_token_whatever_the_request_says() {
     let ask = EnrolmentRequestBody::Enrol(wire::EnrolMessage { secret: token.secret.expose().to_vec(), csr });
     let answer = cloud
         .registrar
-        .answer(wire::EnrolmentRequest { time: 0, ask: Some(ask) }, None, "test")
+        .answer(wire::EnrolmentRequest { time: 0, ask: Some(ask) }, None, None, "test")
         .await
         .unwrap();
     let wire::EnrolmentResponseBody::Issued(issued) = answer else { panic!("{answer:?}") };
@@ -253,7 +253,8 @@ async fn broken_requests_are_refused_one_by_one() {
         ),
     ];
     for (row, ask, shown, code) in rows {
-        let answer = cloud.registrar.answer(wire::EnrolmentRequest { time: 0, ask }, shown, "test").await;
+        let answer =
+            cloud.registrar.answer(wire::EnrolmentRequest { time: 0, ask }, None, shown, "test").await;
         assert_eq!(answer.unwrap_err().reason(), code, "{row}");
     }
     let open = cloud.registrar.tokens().await.unwrap();

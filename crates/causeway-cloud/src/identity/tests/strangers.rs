@@ -193,7 +193,7 @@ fn no_request_makes_the_registrar_panic() {
     proptest!(|(ask in ask, time in any::<i64>(), shows in shows)| {
         let request = wire::EnrolmentRequest { time, ask: Some(ask.clone()) };
         let shown = shows.then_some(&shown);
-        let answer = runtime.block_on(registrar.answer(request, shown, "test"));
+        let answer = runtime.block_on(registrar.answer(request, None, shown, "test"));
         prop_assert!(answer.is_err() || matches!(ask, wire::EnrolmentRequestBody::Check(_)));
     });
     drop(fleet);

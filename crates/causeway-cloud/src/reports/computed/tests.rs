@@ -269,6 +269,22 @@ fn pods_that_would_not_survive_without_the_cloud_are_named() {
 }
 
 #[test]
+fn a_spent_byte_budget_is_a_condition() {
+    let mut lab = Lab::default();
+    let oslo = EGateway { metadata: ObjectMeta::named("oslo"), ..EGateway::default() };
+    let report = |spent: Option<&str>| Report::Budget { spent: spent.map(str::to_owned) };
+    lab.put("oslo", None, &report(None));
+    assert_eq!(of_gateway(&oslo, &lab.table, &None).len(), 0, "an edge without a budget");
+    assert!(report(None).says_nothing() && !report(Some("")).says_nothing());
+    lab.put("oslo", None, &report(Some("it is spent")));
+    let computed = of_gateway(&oslo, &lab.table, &None);
+    assert_eq!(computed[0].kind, WITHIN_BYTE_BUDGET);
+    assert_eq!(shown(&computed[0]), (ConditionStatus::False, "BudgetSpent", "it is spent"));
+    lab.put("oslo", None, &report(Some("")));
+    assert_eq!(shown(&of_gateway(&oslo, &lab.table, &None)[0]), (ConditionStatus::True, "WithinBudget", ""));
+}
+
+#[test]
 fn a_tunnel_that_cannot_run_is_a_condition_until_it_runs() {
     let mut lab = Lab::default();
     lab.gateway("oslo", "oslo", 0, true);

@@ -3,8 +3,8 @@
 use std::str::FromStr;
 
 use causeway_netmap::{
-    Generation, HostEntry, Netmap, NetmapEntry, PolicyEntry, PolicyName, ServiceProtocol, SiteEntry,
-    SubjectEntry, TranslatedPresenceEntry, TranslatedScope,
+    Generation, HostEntry, NetmapEntry, PolicyEntry, PolicyName, ServiceProtocol, SiteEntry, SubjectEntry,
+    TranslatedPresenceEntry, TranslatedScope,
 };
 
 use super::*;
@@ -53,16 +53,9 @@ fn oslo() -> NetmapView {
     };
     let facts = [
         NetmapEntry::Gateway(GatewayEntry {
-            name: "oslo-1".into(),
-            site: "oslo".into(),
             ip: "10.0.0.2".parse().ok(),
             presence_cidrs: vec!["198.18.0.0/16".parse().unwrap(), "fd00:18::/64".parse().unwrap()],
-            priority: 0,
-            relay: false,
-            prefer: Default::default(),
-            drain: false,
-            tunnel_networks: Vec::new(),
-            mappings: Vec::new(),
+            ..GatewayEntry::named("oslo-1", "oslo")
         }),
         NetmapEntry::Site(SiteEntry {
             name: "oslo".into(),
@@ -94,8 +87,7 @@ fn oslo() -> NetmapView {
 }
 
 fn view(facts: &[NetmapEntry]) -> NetmapView {
-    let entries = facts.iter().map(NetmapEntry::encode).collect();
-    NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 7 }, entries, None).unwrap())
+    NetmapView::of_entries(Generation { epoch: 1, revision: 7 }, facts).unwrap()
 }
 
 /// The answer as a short text.

@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use causeway_daemon::error_chain;
 use causeway_netmap::{BackendHealthCheckType, ServiceEntry, ServiceProtocol};
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -20,7 +21,6 @@ use tokio::time::timeout;
 use super::{BackendSelector, Endpoint, connect};
 use crate::dial::{BackendDialer, Denied};
 use crate::proxy::http::tls::BackendTlsClient;
-use crate::socket_binder::in_words;
 
 /// Backends are near: one that takes longer to connect or to answer is a finding.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -168,7 +168,7 @@ async fn exchange(
         Ok(Err(error)) if answer.is_empty() => {
             (Outcome::OtherProtocol, format!("it accepts the connection and closes it: {error}"))
         }
-        _ => judge(service, &answer),
+        _ => evaluate_answer(service, &answer),
     }
 }
 
@@ -198,7 +198,7 @@ async fn examine_udp(dialer: &BackendDialer, endpoint: &Endpoint) -> (Outcome, S
 fn not_connected(error: &io::Error) -> (Outcome, String) {
     match Denied::of(error) {
         Some(why) => (Outcome::Denied, why.to_string()),
-        None => (Outcome::Down, in_words(error)),
+        None => (Outcome::Down, error_chain(error)),
     }
 }
 
@@ -257,7 +257,7 @@ fn is_enough(protocol: ServiceProtocol, answer: &[u8]) -> bool {
 }
 
 /// Evaluates the first bytes of an answer.
-fn judge(service: &ServiceEntry, answer: &[u8]) -> (Outcome, String) {
+fn evaluate_answer(service: &ServiceEntry, answer: &[u8]) -> (Outcome, String) {
     let wanted = name(service.protocol);
     if answer.is_empty() {
         return (Outcome::OtherProtocol, format!("it closes the connection without an answer to {wanted}"));
@@ -293,7 +293,7 @@ fn judge_tls(error: &io::Error) -> (Outcome, String) {
         Some(Error::InvalidMessage(_)) => {
             (Outcome::OtherProtocol, "it does not speak TLS, and backendTLS asks for it".to_owned())
         }
-        _ => (Outcome::Unwell, format!("TLS with it fails: {}", in_words(error))),
+        _ => (Outcome::Unwell, format!("TLS with it fails: {}", error_chain(error))),
     }
 }
 
@@ -379,7 +379,7 @@ mod tests {
 
     #[track_caller]
     fn check(protocol: ServiceProtocol, answer: &[u8], outcome: Outcome, part: &str) {
-        let (found, detail) = judge(&service(protocol), answer);
+        let (found, detail) = evaluate_answer(&service(protocol), answer);
         assert!(found == outcome && detail.contains(part), "{found:?} {detail}");
     }
 
@@ -433,8 +433,8 @@ mod tests {
             interval_seconds: 5,
         };
         let service = ServiceEntry { health_check: Some(check), ..service(ServiceProtocol::Http) };
-        assert_eq!(judge(&service, b"HTTP/1.1 500 x\r\n\r\n").0, Outcome::Unwell);
-        assert_eq!(judge(&service, b"HTTP/1.1 204 x\r\n\r\n").0, Outcome::Answers);
+        assert_eq!(evaluate_answer(&service, b"HTTP/1.1 500 x\r\n\r\n").0, Outcome::Unwell);
+        assert_eq!(evaluate_answer(&service, b"HTTP/1.1 204 x\r\n\r\n").0, Outcome::Answers);
         let opening = opening(&service, "10.0.0.5:80").unwrap();
         assert!(opening.starts_with(b"GET /healthz HTTP/1.1\r\nhost: 10.0.0.5:80\r\n"));
     }

@@ -49,7 +49,7 @@ async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 async fn a_backend_that_may_not_be_dialled_is_told_and_refused() {
     let ((_own, ours), (_other, fine)) = (listener().await, listener().await);
     let own = OwnListeners::default();
-    own.keep("admin", Transport::Tcp, ours);
+    own.keep("admin", SocketProtocol::Tcp, ours);
     let backends =
         BackendSelector::new(&GatewayOptions::default(), BackendDialer::new(DialRules::default(), own));
     let check =
@@ -89,7 +89,7 @@ async fn a_backend_that_may_not_be_dialled_is_told_and_refused() {
 #[tokio::test]
 async fn a_backend_of_datagrams_that_may_not_be_dialled_is_told() {
     let own = OwnListeners::default();
-    own.keep("dns", Transport::Udp, "127.0.0.1:5353".parse().unwrap());
+    own.keep("dns", SocketProtocol::Udp, "127.0.0.1:5353".parse().unwrap());
     let backends =
         BackendSelector::new(&GatewayOptions::default(), BackendDialer::new(DialRules::default(), own));
     let mut names = service(&["127.0.0.1:5353".parse().unwrap()]);

@@ -35,10 +35,10 @@ use super::node::{NodeConnection, NodeUnreachable, note_unknown, open_direct, op
 use super::plain;
 use super::target::{ConnectTarget, InvalidTarget, decide};
 use crate::audit::ConnectionEnd;
+use crate::dial::{Denied, prepare};
 use crate::live::CutReason;
 use crate::policy::{PolicyRefusal, Principal};
 use crate::proxy::Proxy;
-use crate::proxy::sockets::prepare;
 
 /// The timeout for the handshake and for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -115,7 +115,7 @@ pub(crate) async fn run_unix(context: ConnectContext, listening: ConnectUnixList
         };
         match accepted {
             Ok((stream, _)) => {
-                let caller = ConnectCaller { address: None, denied: None };
+                let caller = ConnectCaller { address: None, denied: context.switched_off() };
                 context.take(|context| async move { serve(context, stream, caller).await });
             }
             Err(error) => pause(&error).await,
@@ -147,6 +147,11 @@ async fn pause(error: &io::Error) {
 }
 
 impl ConnectContext {
+    /// The reason for which every target is refused while services are switched off.
+    fn switched_off(&self) -> Option<String> {
+        self.proxy.options.services_off.then(|| Denied::SwitchedOff.to_string())
+    }
+
     /// Serves one client, if a slot is free. Otherwise the connection is closed and counted.
     fn take<F>(&self, serve: impl FnOnce(ConnectContext) -> F)
     where
@@ -185,7 +190,7 @@ async fn handshake(
     };
     let certificate =
         stream.get_ref().1.peer_certificates().and_then(<[_]>::first).map(|shown| shown.clone().into_owned());
-    let denied = authorizer.admit(certificate.as_ref()).err();
+    let denied = authorizer.admit(certificate.as_ref()).err().or_else(|| context.switched_off());
     let is_admitted = denied.is_none();
     let revoked = async {
         let mut is_valid = is_admitted;
@@ -242,7 +247,7 @@ where
     let Some((upgrade, opened)) = opened else { return };
     match upgrade.await {
         Ok(client) => opened.carry(&context.proxy, TokioIo::new(client)).await,
-        Err(error) => opened.passage.end(ConnectionEnd::ClientReset, Some(error.to_string())),
+        Err(error) => opened.record.end(ConnectionEnd::ClientReset, Some(error.to_string())),
     }
 }
 
@@ -259,7 +264,7 @@ async fn answer(
     if let Some(why) = &caller.denied {
         proxy.context.metrics.refused("not-allowed");
         tracing::debug!(client = ?caller.address, why, "a caller of CONNECT is not known");
-        return say(StatusCode::FORBIDDEN, why);
+        return plain_response(StatusCode::FORBIDDEN, why);
     }
     if request.method() != Method::CONNECT {
         return match plain::authority(request.uri()) {
@@ -274,7 +279,7 @@ async fn answer(
             *pending.lock_ignoring_poison() = Some((upgrade, opened));
             Response::new(Either::Left(Full::default()))
         }
-        Err((status, text)) => say(status, &text),
+        Err((status, text)) => plain_response(status, &text),
     }
 }
 
@@ -287,17 +292,19 @@ async fn forward(
 ) -> Response<Body> {
     let opened = match open(&context.proxy, caller, authority).await {
         Ok(opened) => opened,
-        Err((status, text)) => return say(status, &text),
+        Err((status, text)) => return plain_response(status, &text),
     };
     match plain::exchange(context, opened, request).await {
         Ok(response) => response.map(Either::Right),
-        Err(error) => say(StatusCode::BAD_GATEWAY, &format!("{authority} does not answer: {error}")),
+        Err(error) => {
+            plain_response(StatusCode::BAD_GATEWAY, &format!("{authority} does not answer: {error}"))
+        }
     }
 }
 
 fn only_connect() -> Response<Body> {
     let words = "send CONNECT NODE:PORT, or a request for http://NODE:PORT/PATH";
-    let mut response = say(StatusCode::METHOD_NOT_ALLOWED, words);
+    let mut response = plain_response(StatusCode::METHOD_NOT_ALLOWED, words);
     response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("CONNECT"));
     response
 }
@@ -353,7 +360,7 @@ fn status(why: &NodeUnreachable) -> StatusCode {
     }
 }
 
-fn say(status: StatusCode, text: &str) -> Response<Body> {
+fn plain_response(status: StatusCode, text: &str) -> Response<Body> {
     let mut response = Response::new(Either::Left(Full::from(format!("{text}\n"))));
     *response.status_mut() = status;
     let plain = header::HeaderValue::from_static("text/plain; charset=utf-8");

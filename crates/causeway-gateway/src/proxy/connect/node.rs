@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use super::allow::ConnectHost;
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{AdmittedAccess, ConnectionRecord, CrossingDirection};
-use crate::dial::Denied;
+use crate::dial::{Denied, prepare};
 use crate::live::{AccessRequest, CutReason, LiveConnection};
 use crate::peers::{CrossingHeader, NODE_READY, StreamContent};
 use crate::policy::{MalformedPart, PolicyRefusal, Principal};
@@ -27,15 +27,13 @@ use crate::proxy::Proxy;
 use crate::proxy::copy::any::any_side;
 use crate::proxy::copy::{ByteSink, ByteSource, CopyEnd, CopySide, SplitSocket, cross, stream_side};
 use crate::proxy::end_reason::{self, code_for_cut};
-use crate::proxy::sockets::prepare;
-use crate::proxy::stream_opener::open_stream;
 
 /// The protocol of a node is opaque here: mostly it is TLS.
 const PROTOCOL: &str = "tcp";
 
 /// An open connection to a node that has accepted it.
 pub struct NodeConnection {
-    pub passage: ConnectionRecord,
+    pub record: ConnectionRecord,
     /// Tells the owner when the connection is closed by a policy.
     pub entry: Arc<LiveConnection>,
     pub way: NodeTransport,
@@ -101,13 +99,13 @@ impl NodeUnreachable {
     }
 
     /// Records what became of it.
-    fn record(self, proxy: &Proxy, passage: ConnectionRecord) -> NodeUnreachable {
+    fn record(self, proxy: &Proxy, record: ConnectionRecord) -> NodeUnreachable {
         match &self {
-            NodeUnreachable::Refused(refusal) => passage.refuse(refusal),
-            NodeUnreachable::Cut(cut) => passage.cut(cut),
+            NodeUnreachable::Refused(refusal) => record.refuse(refusal),
+            NodeUnreachable::Cut(cut) => record.cut(cut),
             other => {
                 proxy.context.metrics.refused(other.word());
-                passage.end(other.end(), Some(other.to_string()));
+                record.end(other.end(), Some(other.to_string()));
             }
         }
         self
@@ -123,21 +121,23 @@ pub async fn open_node(
     client: Option<SocketAddr>,
 ) -> Result<NodeConnection, NodeUnreachable> {
     let claim = AccessRequest::UseNode { node: node.clone(), port, who };
-    let mut passage =
+    let mut record =
         ConnectionRecord::begin(&proxy.context, CrossingDirection::Outbound, PROTOCOL, claim, client);
-    let admitted = match passage.admit_connection() {
+    let admitted = match record.admit_connection() {
         Ok(admitted) => admitted,
-        Err(refusal) => return Err(NodeUnreachable::Refused(refusal).record(proxy, passage)),
+        Err(refusal) => return Err(NodeUnreachable::Refused(refusal).record(proxy, record)),
     };
+    let crossing =
+        CrossingHeader::new(StreamContent::Bytes, client).with_trace(record.span().stream_context());
     let reaching = async {
         let found = admitted.view.nodes.get(node);
         let found = found.ok_or_else(|| PolicyRefusal::NoNode { node: node.clone() })?;
         match found.site == admitted.who.site {
             true => Ok(NodeTransport::Here(dial_node(proxy, found, port).await?)),
-            false => reach(proxy, &admitted, found, port, client).await,
+            false => reach(proxy, &admitted, found, port, crossing).await,
         }
     };
-    conclude(proxy, passage, &admitted.entry, reaching).await
+    conclude(proxy, record, &admitted.entry, reaching).await
 }
 
 /// Opens a connection to a target that is not a node; the caller has checked the allow-list.
@@ -149,11 +149,11 @@ pub async fn open_direct(
     client: Option<SocketAddr>,
 ) -> Result<NodeConnection, NodeUnreachable> {
     let claim = AccessRequest::Direct { target: format!("{host}:{port}"), who };
-    let mut passage =
+    let mut record =
         ConnectionRecord::begin(&proxy.context, CrossingDirection::Outbound, PROTOCOL, claim, client);
-    let admitted = match passage.admit() {
+    let admitted = match record.admit() {
         Ok(admitted) => admitted,
-        Err(refusal) => return Err(NodeUnreachable::Refused(refusal).record(proxy, passage)),
+        Err(refusal) => return Err(NodeUnreachable::Refused(refusal).record(proxy, record)),
     };
     let target = format!("{host}:{port}");
     let reaching = async {
@@ -168,7 +168,7 @@ pub async fn open_direct(
         };
         Ok(NodeTransport::Here(connect(proxy, target, connecting).await?))
     };
-    conclude(proxy, passage, &admitted.entry, reaching).await
+    conclude(proxy, record, &admitted.entry, reaching).await
 }
 
 /// Records that a name is not a node.
@@ -187,13 +187,13 @@ pub fn note_unknown(
 
 async fn conclude(
     proxy: &Proxy,
-    passage: ConnectionRecord,
+    record: ConnectionRecord,
     entry: &Arc<LiveConnection>,
     reaching: impl Future<Output = Result<NodeTransport, NodeUnreachable>>,
 ) -> Result<NodeConnection, NodeUnreachable> {
     match entry.until_cut(pin!(reaching)).await.unwrap_or_else(|cut| Err(NodeUnreachable::Cut(cut))) {
-        Ok(way) => Ok(NodeConnection { passage, entry: entry.clone(), way }),
-        Err(why) => Err(why.record(proxy, passage)),
+        Ok(way) => Ok(NodeConnection { record, entry: entry.clone(), way }),
+        Err(why) => Err(why.record(proxy, record)),
     }
 }
 
@@ -203,13 +203,12 @@ async fn reach(
     admitted: &AdmittedAccess,
     node: &NodeEntry,
     port: u16,
-    client: Option<SocketAddr>,
+    crossing: CrossingHeader,
 ) -> Result<NodeTransport, NodeUnreachable> {
     let site = node.site.clone();
-    let header =
-        CrossingHeader::new(StreamContent::Bytes, client).to_node(&node.server, port, &site, &admitted.who);
+    let header = crossing.to_node(&node.server, port, &site, &admitted.who);
     let patience = proxy.options.connect_timeout;
-    let mut stream = open_stream(proxy, &site, header).await.map_err(PolicyRefusal::from)?;
+    let mut stream = proxy.context.open_stream(&site, header).await.map_err(PolicyRefusal::from)?;
     // The other gateway gives the node as much time as we would; the rest is for the way there and back.
     match tokio::time::timeout(patience * 2, stream.recv.read_chunk(1)).await {
         Ok(Ok(Some(word))) if word[..] == [NODE_READY] => Ok(NodeTransport::Far { stream, site }),
@@ -238,7 +237,7 @@ impl NodeConnection {
     /// The same for a socket from which no bytes were read; they may have been peeked.
     pub async fn carry_socket(self, proxy: &Proxy, client: TcpStream) {
         if let Err(error) = prepare(&client) {
-            return self.passage.end(ConnectionEnd::ClientReset, Some(error.to_string()));
+            return self.record.end(ConnectionEnd::ClientReset, Some(error.to_string()));
         }
         let mut client = SplitSocket::new(client);
         self.carry_side(proxy, &mut client.side()).await;
@@ -246,19 +245,19 @@ impl NodeConnection {
     }
 
     async fn carry_side<R: ByteSource, W: ByteSink>(self, proxy: &Proxy, near: &mut CopySide<R, W>) {
-        let NodeConnection { passage, entry, way } = self;
+        let NodeConnection { record, entry, way } = self;
         match way {
             NodeTransport::Far { stream, site } => {
                 let mut far = stream_side(stream, || proxy.context.peers.suspect(&site));
-                let ended = between(proxy, &passage, &entry, near, &mut far).await;
+                let ended = between(proxy, &record, &entry, near, &mut far).await;
                 far.give_up(end_reason::reset_code(&ended));
-                let received = passage.meter().received();
-                end_reason::close_record(passage, &ended, Some(received));
+                let received = record.meter().received();
+                end_reason::close_record(record, &ended, Some(received));
             }
             NodeTransport::Here(socket) => {
                 let mut socket = SplitSocket::new(socket);
-                let ended = between(proxy, &passage, &entry, near, &mut socket.side()).await;
-                end_reason::close_record(passage, &ended, None);
+                let ended = between(proxy, &record, &entry, near, &mut socket.side()).await;
+                end_reason::close_record(record, &ended, None);
                 socket.close();
             }
         }
@@ -269,6 +268,7 @@ impl NodeConnection {
 pub async fn serve(proxy: Arc<Proxy>, origin: SiteName, header: StreamHeader, stream: Stream) {
     let crossing = CrossingHeader::of(&header);
     let client = crossing.as_ref().ok().and_then(CrossingHeader::client);
+    let trace = crossing.as_ref().map(|crossing| crossing.trace().clone()).unwrap_or_default();
     let port = crossing.and_then(|crossing| match crossing.content()? {
         StreamContent::Bytes => crossing.node_port(),
         _ => Err(PolicyRefusal::Malformed { why: MalformedPart::NodeProtocol }),
@@ -281,13 +281,14 @@ pub async fn serve(proxy: Arc<Proxy>, origin: SiteName, header: StreamHeader, st
         origin,
         subject: header.subject.clone(),
     };
-    let mut passage =
+    let mut record =
         ConnectionRecord::begin(&proxy.context, CrossingDirection::Inbound, PROTOCOL, claim, client);
-    let admitted = match port.and_then(|_| passage.admit_connection()) {
+    record.continue_stream(&trace);
+    let admitted = match port.and_then(|_| record.admit_connection()) {
         Ok(admitted) => admitted,
         Err(refusal) => {
             stream.refuse(refusal.code());
-            passage.refuse(&refusal);
+            record.refuse(&refusal);
             return;
         }
     };
@@ -301,28 +302,28 @@ pub async fn serve(proxy: Arc<Proxy>, origin: SiteName, header: StreamHeader, st
     };
     let dialled = admitted.entry.until_cut(pin!(dialling)).await;
     match dialled.unwrap_or_else(|cut| Err(NodeUnreachable::Cut(cut))) {
-        Ok(socket) => answer(&proxy, passage, &admitted.entry, SplitSocket::new(socket), stream).await,
+        Ok(socket) => answer(&proxy, record, &admitted.entry, SplitSocket::new(socket), stream).await,
         Err(why) => {
             stream.refuse(reset_code(&why));
-            why.record(&proxy, passage);
+            why.record(&proxy, record);
         }
     }
 }
 
 async fn answer(
     proxy: &Proxy,
-    passage: ConnectionRecord,
+    record: ConnectionRecord,
     entry: &LiveConnection,
     mut node: SplitSocket,
     mut stream: Stream,
 ) {
     if let Err(error) = stream.send.write_chunk(Bytes::from_static(&[NODE_READY])).await {
-        return passage.end(ConnectionEnd::ClientReset, Some(error.to_string()));
+        return record.end(ConnectionEnd::ClientReset, Some(error.to_string()));
     }
     let mut far = stream_side(stream, || ());
-    let ended = between(proxy, &passage, entry, &mut far, &mut node.side()).await;
+    let ended = between(proxy, &record, entry, &mut far, &mut node.side()).await;
     far.give_up(end_reason::reset_code(&ended));
-    end_reason::close_record(passage, &ended, None);
+    end_reason::close_record(record, &ended, None);
     node.close();
 }
 
@@ -364,11 +365,11 @@ fn reset_code(why: &NodeUnreachable) -> ResetCode {
 
 async fn between<R: ByteSource, W: ByteSink, S: ByteSource, V: ByteSink>(
     proxy: &Proxy,
-    passage: &ConnectionRecord,
+    record: &ConnectionRecord,
     entry: &LiveConnection,
     client: &mut CopySide<R, W>,
     node: &mut CopySide<S, V>,
 ) -> Result<CopyEnd, CutReason> {
-    let meter = passage.meter().clone();
+    let meter = record.meter().clone();
     entry.until_cut(pin!(cross(client, node, &meter, proxy.options.idle_timeout))).await
 }

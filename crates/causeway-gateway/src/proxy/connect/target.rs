@@ -65,8 +65,7 @@ fn is_host(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-    use causeway_netmap::{DnsName, Generation, Netmap, NetmapEntry, NodeEntry};
+    use causeway_netmap::{DnsName, Generation, NetmapEntry, NodeEntry};
 
     use super::*;
 
@@ -79,8 +78,7 @@ mod tests {
             names: vec![DnsName::new("Node-1"), DnsName::new("node-1.oslo.causeway.internal")],
             policies: vec![],
         });
-        let entries: Vec<(causeway_netmap::EntryKey, Bytes)> = vec![node.encode()];
-        NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+        NetmapView::of_entries(Generation { epoch: 1, revision: 1 }, [node]).unwrap()
     }
 
     #[test]

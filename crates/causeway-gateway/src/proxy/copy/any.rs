@@ -68,7 +68,7 @@ impl<W: AsyncWrite + Unpin> ByteSink for AnySink<W> {
         self.write.shutdown().await
     }
 
-    async fn gone(&mut self) -> io::Error {
+    async fn closed_by_reader(&mut self) -> io::Error {
         std::future::pending().await
     }
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use causeway_netmap::{
-    GatewayEntry, Generation, Netmap, NetmapEntry, NetmapView, PolicyEntry, PolicyLimits, PresenceEntry,
+    GatewayEntry, Generation, NetmapEntry, NetmapView, PolicyEntry, PolicyLimits, PresenceEntry,
     ServiceProtocol,
 };
 use tokio::io::AsyncReadExt;
@@ -38,18 +38,7 @@ async fn pair() -> (TcpStream, TcpStream) {
 fn meter(bytes_per_second: u64) -> ByteMeter {
     let limits = PolicyLimits { bytes_per_second_out: Some(bytes_per_second), ..PolicyLimits::default() };
     let facts = [
-        NetmapEntry::Gateway(GatewayEntry {
-            name: "oslo-1".into(),
-            site: "oslo".into(),
-            ip: None,
-            presence_cidrs: vec![],
-            priority: 0,
-            relay: false,
-            prefer: Default::default(),
-            drain: false,
-            tunnel_networks: Vec::new(),
-            mappings: Vec::new(),
-        }),
+        NetmapEntry::Gateway(GatewayEntry::named("oslo-1", "oslo")),
         NetmapEntry::Policy(PolicyEntry {
             name: "p".into(),
             servers: vec![],
@@ -69,9 +58,7 @@ fn meter(bytes_per_second: u64) -> ByteMeter {
             policies: vec!["p".into()],
         }),
     ];
-    let entries = facts.iter().map(NetmapEntry::encode).collect();
-    let view =
-        NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap());
+    let view = NetmapView::of_entries(Generation { epoch: 1, revision: 1 }, &facts).unwrap();
     let who = Principal { site: "oslo".into(), server: None };
     let permit = may_use(&view, view.presences.get("camera").unwrap(), &who).unwrap();
     let meter = ByteMeter::new();

@@ -17,10 +17,9 @@ use hyper::body::Incoming;
 use super::body::{BodyGate, RequestBody};
 use super::error_response::ProxyError;
 use super::headers;
-use super::pool::{Http1Connection, Http1Pool, Http2Pool, Io, OpenedConnection, PoolLease};
+use super::pool::{Http1Connection, Http1Pool, Http2Pool, OpenedConnection, PoolLease};
 use super::tls::BackendTlsClient;
 use crate::connection_record::ByteMeter;
-use crate::peers::BoxedFuture;
 use crate::policy::PolicyRefusal;
 use crate::proxy::Proxy;
 use crate::proxy::backends::BackendConnection;
@@ -93,13 +92,13 @@ impl BackendPools {
         let BackendRequest { request, way, client, meter, gate } = outgoing;
         let pool = self.pool(service);
         let is_grpc = headers::is_grpc(request.headers());
-        let open = || -> BoxedFuture<'_, _> { Box::pin(pool.open(proxy, way, client)) };
+        let open = || pool.open(proxy, way, client);
         let sending = async {
             match way {
                 BackendProtocol::Http1 => pool.http1.send(request, open).await,
                 BackendProtocol::Http2 => pool.http2.send(request, open).await,
                 BackendProtocol::Http1Exclusive => {
-                    Http1Connection::connect(open().await?).await?.send(request).await
+                    Http1Connection::connect(Box::pin(open()).await?).await?.send(request).await
                 }
             }
         };
@@ -176,18 +175,12 @@ impl BackendPool {
     ) -> Result<OpenedConnection, ProxyError> {
         let dialled = proxy.backends.dial_for(&self.service, client).await;
         let BackendConnection { stream, lease } = dialled.map_err(|refusal| ProxyError::from(&refusal))?;
-        let io: Box<dyn Io> = match &self.tls {
-            None => Box::new(stream),
-            Some(tls) => {
-                let tls =
-                    tls[usize::from(way == BackendProtocol::Http2)].as_ref().map_err(|why| self.down(why))?;
-                let handshake =
-                    tokio::time::timeout(proxy.options.connect_timeout, tls.connect(stream)).await;
-                let stream = handshake.map_err(|_| self.down("the TLS handshake timed out"))?;
-                Box::new(stream.map_err(|error| self.down(&error.to_string()))?)
-            }
-        };
-        Ok(OpenedConnection { io, note: None, place: Box::new(lease) })
+        let Some(tls) = &self.tls else { return Ok(OpenedConnection::Tcp { io: stream, lease }) };
+        let tls = tls[usize::from(way == BackendProtocol::Http2)].as_ref().map_err(|why| self.down(why))?;
+        let handshake = tokio::time::timeout(proxy.options.connect_timeout, tls.connect(stream)).await;
+        let stream = handshake.map_err(|_| self.down("the TLS handshake timed out"))?;
+        let stream = stream.map_err(|error| self.down(&error.to_string()))?;
+        Ok(OpenedConnection::Tls { io: Box::new(stream), lease })
     }
 
     fn down(&self, why: &str) -> ProxyError {

@@ -213,10 +213,10 @@ impl RequestAccount {
     /// Waits until the request is cut, and sets the reset code for the other gateway, whose stream is dropped
     /// next.
     pub async fn cut(&self) {
-        self.tell(&self.entry.cut().await);
+        self.set_reset_code(&self.entry.cut().await);
     }
 
-    fn tell(&self, cut: &CutReason) {
+    fn set_reset_code(&self, cut: &CutReason) {
         if let CutReason::Revoked(_) = cut {
             self.guard.set_code(ResetCode::Revoked);
         }
@@ -336,7 +336,7 @@ impl Body for ResponseBody {
             && let Poll::Ready(cut) = cut.as_mut().poll(context)
         {
             if let Some(account) = this.account.take() {
-                account.tell(&cut);
+                account.set_reset_code(&cut);
             }
             this.lease = None;
             return Poll::Ready(Some(Err(BrokenBody::Cut)));

@@ -24,10 +24,9 @@ use super::body::RequestBody;
 use super::connection::HttpConnection;
 use super::error_response::ProxyError;
 use super::pool::{Http1Connection, Http2Pool, OpenedConnection, PoolLease};
-use crate::peers::{BoxedFuture, CrossingHeader, StreamContent};
+use crate::peers::{CrossingHeader, StreamContent};
 use crate::policy::{PolicyRefusal, Principal};
 use crate::proxy::Proxy;
-use crate::proxy::stream_opener::open_stream;
 
 /// Idle time of a stream. An idle stream costs both ends some KiB; a new one costs no round trip.
 const IDLE: Duration = Duration::from_secs(120);
@@ -62,8 +61,7 @@ impl ChannelPools {
                 None => pools.entry(route.clone()).or_default().clone(),
             }
         };
-        let open = || -> BoxedFuture<'_, _> { Box::pin(open(proxy, route, StreamContent::Requests, client)) };
-        pool.send(request, open).await
+        pool.send(request, || open(proxy, route, StreamContent::Requests, client)).await
     }
 
     /// Retires every stream. Idle ones close at once, busy ones with their last request.
@@ -99,13 +97,12 @@ async fn open(
     let ChannelRoute { service, site, who } = route;
     let header = CrossingHeader::new(content, client).to_service(service, site, who);
     let slot = proxy.take_stream(site, client.ip()).map_err(|refusal| ProxyError::from(&refusal))?;
-    let stream = open_stream(proxy, site, header).await.map_err(|error| {
+    let stream = proxy.context.open_stream(site, header).await.map_err(|error| {
         let text = error.to_string();
         ProxyError { text, ..ProxyError::from(&PolicyRefusal::from(error)) }
     })?;
     let note = Arc::new(StreamEndNote::default());
-    let io = Box::new(ChannelIo::new(stream, note.clone(), None));
-    Ok(OpenedConnection { io, note: Some(note), place: Box::new(slot) })
+    Ok(OpenedConnection::Stream { io: ChannelIo::new(stream, note.clone(), None), note, slot })
 }
 
 /// The reset codes of a stream: received, and to be sent.
@@ -126,7 +123,7 @@ impl StreamEndNote {
         let _ = self.code.set(code);
     }
 
-    fn hear<T>(&self, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn note_error<T>(&self, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if let Poll::Ready(Err(error)) = &polled {
             let _ = self.received_code.set(ResetCode::of(error).unwrap_or(ResetCode::Abandoned));
         }
@@ -175,8 +172,15 @@ impl AsyncRead for ChannelIo {
         if polled.is_ready() {
             self.touch();
         }
-        self.note.hear(polled)
+        self.note.note_error(polled)
     }
+}
+
+/// Returns whether the peer reads no more. A gateway that has written its last response and drops the stream stops reading while
+/// the end of that response is still on its way; HTTP/2 writes credit meanwhile, and must not fail before it has read the rest.
+/// A peer that ended early is seen by reading.
+fn is_abandoned<T>(polled: &Poll<io::Result<T>>) -> bool {
+    matches!(polled, Poll::Ready(Err(error)) if ResetCode::of(error) == Some(ResetCode::Abandoned))
 }
 
 impl AsyncWrite for ChannelIo {
@@ -186,15 +190,21 @@ impl AsyncWrite for ChannelIo {
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(context, data);
+        if is_abandoned(&polled) {
+            return Poll::Ready(Ok(data.len()));
+        }
         if polled.is_ready() {
             self.touch();
         }
-        self.note.hear(polled)
+        self.note.note_error(polled)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_flush(context);
-        self.note.hear(polled)
+        if is_abandoned(&polled) {
+            return Poll::Ready(Ok(()));
+        }
+        self.note.note_error(polled)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,27 +1,26 @@
 //! One connection that carries HTTP requests, from a client or from another gateway: its requests, its tunnels and its end.
 //!
 //! `LiveConnections` judges requests; a revoked request ends the connection that carries it. A connection without traffic is
-//! closed. Connection limits are applied by `counting`.
+//! closed. `ConnectionCount` applies the connection limits.
 
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use causeway_channel::link::ResetCode;
 use causeway_daemon::sync::MutexExt;
-use causeway_netmap::{NetmapView, ServiceName};
+use causeway_netmap::ServiceName;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::channel::StreamEndNote;
-use super::counting::ConnectionCount;
 use crate::connection_record::AdmittedAccess;
-use crate::limits::LimitTable;
-use crate::live::{AccessRequest, LiveConnection, NetmapObserver};
+use crate::limits::{Allowance, LimitTable, LimitedEnd};
+use crate::live::{AccessGrant, AccessRequest, ClaimJudge, LiveConnection, NetmapObserver};
 use crate::peers::BoxedFuture;
-use crate::policy::PolicyRefusal;
+use crate::policy::{Permit, PolicyRefusal, Principal};
 use crate::proxy::Proxy;
 
 /// Ends the tunnels of a connection when its task is dropped.
@@ -116,7 +115,9 @@ impl HttpConnection {
     pub fn arrive(&self, proxy: &Proxy, service: &ServiceName, client: IpAddr) -> Result<(), PolicyRefusal> {
         match &self.origin {
             ConnectionOrigin::Client(counting) => {
-                counting.arrive(&proxy.context.limits, &proxy.context.view(), service, client)
+                let claim = AccessRequest::Use { service: service.clone(), client, request: None };
+                let judged = claim.judge(&proxy.context.view());
+                counting.arrive(&proxy.context.limits, &claim, judged)
             }
             ConnectionOrigin::Gateway(_) => Ok(()),
         }
@@ -218,11 +219,170 @@ impl HttpConnection {
 
 impl NetmapObserver for HttpConnection {
     /// Applies the connection limits of a new netmap. Requests on the connection are judged by `LiveConnections`.
-    fn follow(&self, view: &NetmapView, limits: &LimitTable) {
+    fn follow(&self, judge: &ClaimJudge<'_>, limits: &LimitTable) {
         if let ConnectionOrigin::Client(counting) = &self.origin
-            && counting.renew(limits, view).is_err()
+            && counting.renew(limits, judge).is_err()
         {
             self.cut.cancel();
         }
+    }
+}
+
+/// Counts a client connection under connection limits: once for each service it is used for, until it ends.
+///
+/// At a presence the service is known when the connection arrives, at a shared entry with the first request
+/// for it. A request on a connection over the limit gets a 429; a later one may succeed.
+#[derive(Default)]
+pub struct ConnectionCount {
+    counted: Mutex<Vec<(AccessRequest, Allowance)>>,
+}
+
+impl ConnectionCount {
+    /// Counts a connection that arrives at a presence. One that may not use the service is not counted: its
+    /// requests are refused.
+    fn arrive(
+        &self,
+        limits: &LimitTable,
+        claim: &AccessRequest,
+        judged: Result<AccessGrant, PolicyRefusal>,
+    ) -> Result<(), PolicyRefusal> {
+        match judged {
+            Ok(AccessGrant { who, permit, .. }) => self.count(limits, claim, &who, &permit),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Counts the connection for the service of a request, unless it is counted already.
+    pub fn count(
+        &self,
+        limits: &LimitTable,
+        claim: &AccessRequest,
+        who: &Principal,
+        permit: &Permit,
+    ) -> Result<(), PolicyRefusal> {
+        let mut counted = self.lock();
+        if counted.iter().any(|(known, _)| known == claim) {
+            return Ok(());
+        }
+        let allowance = limits.connect(LimitedEnd::Near, permit, &claim.target(), who, Instant::now())?;
+        counted.push((claim.clone(), allowance));
+        Ok(())
+    }
+
+    /// Applies the limits of a new netmap. An error: the connection must end.
+    fn renew(&self, limits: &LimitTable, judge: &ClaimJudge<'_>) -> Result<(), PolicyRefusal> {
+        let now = Instant::now();
+        let mut counted = self.lock();
+        let mut over = Ok(());
+        counted.retain(|(claim, allowance)| match judge(claim) {
+            Ok(AccessGrant { who, permit, .. }) => {
+                if let Err(refusal) = limits.renew(allowance, &permit, &who, now) {
+                    over = Err(refusal);
+                }
+                true
+            }
+            // Its requests are cut separately; a connection that may not be used is not counted.
+            Err(_) => false,
+        });
+        over
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(AccessRequest, Allowance)>> {
+        self.counted.lock_ignoring_poison()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use causeway_netmap::{
+        GatewayEntry, NetmapView, PolicyEntry, PolicyLimits, PresenceEntry, ServiceProtocol,
+    };
+
+    use super::*;
+
+    /// Site oslo with two services of rome, which all of oslo may use within `limits`.
+    fn view(limits: Option<PolicyLimits>) -> NetmapView {
+        let mut view = NetmapView::default();
+        view.gateway = Some(GatewayEntry::named("oslo-1", "oslo"));
+        for service in ["web", "shop"] {
+            let presence = PresenceEntry {
+                service: service.into(),
+                addresses: Vec::new(),
+                port: 80,
+                protocol: ServiceProtocol::Http,
+                names: Vec::new(),
+                service_site: "rome".into(),
+                policies: vec!["p".into()],
+                brokers: 0,
+            };
+            view.presences.insert(service.into(), presence);
+        }
+        let sites = vec!["oslo".into()];
+        let policy = PolicyEntry {
+            name: "p".into(),
+            servers: Vec::new(),
+            sites,
+            limits,
+            http: Vec::new(),
+            ports: Vec::new(),
+        };
+        view.policies.insert("p".into(), policy);
+        view
+    }
+
+    const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 7));
+
+    fn limit(connections: u64) -> Option<PolicyLimits> {
+        Some(PolicyLimits { connections: Some(connections), ..PolicyLimits::default() })
+    }
+
+    fn arrive(
+        counting: &ConnectionCount,
+        limits: &LimitTable,
+        view: &NetmapView,
+        service: &str,
+    ) -> Result<(), PolicyRefusal> {
+        let claim = AccessRequest::Use { service: service.into(), client: CLIENT, request: None };
+        counting.arrive(limits, &claim, claim.judge(view))
+    }
+
+    fn renew(
+        counting: &ConnectionCount,
+        limits: &LimitTable,
+        view: &NetmapView,
+    ) -> Result<(), PolicyRefusal> {
+        counting.renew(limits, &|claim| claim.judge(view))
+    }
+
+    #[test]
+    fn a_connection_counts_once_for_each_service_until_it_ends() {
+        let (limits, view) = (LimitTable::new(10), view(limit(1)));
+        let arrive = |counting: &ConnectionCount, service: &str| {
+            super::tests::arrive(counting, &limits, &view, service).map_err(|refusal| refusal.word())
+        };
+        let first = ConnectionCount::default();
+        assert_eq!(arrive(&first, "web"), Ok(()));
+        assert_eq!(arrive(&first, "web"), Ok(()), "its next request is no other connection");
+        let second = ConnectionCount::default();
+        assert_eq!(arrive(&second, "web"), Err("limit"));
+        assert_eq!(arrive(&second, "shop"), Ok(()), "another service has limits of its own");
+        drop(first);
+        assert_eq!(arrive(&second, "web"), Ok(()));
+        assert_eq!(arrive(&second, "unknown"), Ok(()), "the request is refused, not the connection");
+    }
+
+    #[test]
+    fn a_netmap_brings_idle_connections_under_its_limits() {
+        let limits = LimitTable::new(10);
+        let idle = ConnectionCount::default();
+        arrive(&idle, &limits, &view(None), "web").unwrap();
+        let narrow = view(limit(1));
+        assert_eq!(renew(&idle, &limits, &narrow), Ok(()));
+        let other = ConnectionCount::default();
+        assert!(arrive(&other, &limits, &narrow, "web").is_err(), "the idle one counts");
+        assert!(renew(&idle, &limits, &view(limit(0))).is_err());
+        // No longer allowed, so no longer counted.
+        assert_eq!(renew(&idle, &limits, &NetmapView::default()), Ok(()));
+        assert_eq!(arrive(&other, &limits, &narrow, "web"), Ok(()));
     }
 }

@@ -34,7 +34,7 @@ impl ProxyError {
     }
 
     /// The backend was connected, and its response is not valid HTTP.
-    pub fn broken(text: impl Into<String>) -> ProxyError {
+    pub fn bad_gateway(text: impl Into<String>) -> ProxyError {
         ProxyError::new(StatusCode::BAD_GATEWAY, "backend-reset", text.into(), ConnectionEnd::BackendReset)
     }
 
@@ -147,7 +147,11 @@ impl From<&PolicyRefusal> for ProxyError {
             PolicyRefusal::Malformed { why } => format!("malformed request: {why}"),
             _ => refusal.to_string(),
         };
-        ProxyError::new(status, refusal.word(), text, end)
+        let again = match refusal {
+            PolicyRefusal::Limit { retry_after, .. } => *retry_after,
+            _ => None,
+        };
+        ProxyError { again, ..ProxyError::new(status, refusal.word(), text, end) }
     }
 }
 
@@ -254,7 +258,7 @@ mod tests {
         let check =
             |refusal: PolicyRefusal, status: u16| assert_eq!(ProxyError::from(&refusal).status, status);
         let policy = "p".into();
-        check(PolicyRefusal::Limit { policy, what: "requests per second" }, 429);
+        check(PolicyRefusal::Limit { policy, what: "requests per second", retry_after: None }, 429);
         check(PolicyRefusal::SiteAway { site: "oslo".into() }, 503);
         check(PolicyRefusal::BackendDown { service: "web".into() }, 502);
         check(PolicyRefusal::NotExposed { service: "web".into(), site: "oslo".into() }, 403);
@@ -263,6 +267,10 @@ mod tests {
         assert_eq!(ProxyError::from(ResetCode::Timeout).status, 504);
         let limit = ProxyError::from(ResetCode::Limit).response(ErrorFormat::Text);
         assert_eq!(limit.headers()["retry-after"], "1");
+        let retry_after = Some(Duration::from_millis(1500));
+        let limit = PolicyRefusal::Limit { policy: "p".into(), what: "requests per second", retry_after };
+        let limit = ProxyError::from(&limit).response(ErrorFormat::Text);
+        assert_eq!(limit.headers()["retry-after"], "2", "whole seconds");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 
 use causeway_netmap::{DnsNameTarget, NetmapView, ServiceEntry, ServiceName, ServiceProtocol, SiteName};
@@ -19,17 +20,17 @@ use super::body::{BodyGate, RequestAccount, RequestBody, ResponseBody};
 use super::channel::{self, ChannelRoute};
 use super::connection::HttpConnection;
 use super::error_response::{ErrorFormat, ProxyError, end_of_word};
-use super::extended::{self, ExtendedConnect};
 use super::pool::PoolLease;
-use super::{forwarded, headers, request_target, tunnel, upgrade};
+use super::upgrade::{self, ExtendedConnect};
+use super::{forwarded, headers, tunnel};
 use crate::audit::ConnectionEnd;
 use crate::connection_record::{
     AdmittedAccess, ByteMeter, ConnectionRecord, CrossingDirection, protocol_word,
 };
-use crate::limits::LimitExceeded;
 use crate::live::{AccessRequest, AllowedRequest, RequestLine};
 use crate::policy::{MalformedPart, PolicyRefusal, Principal};
 use crate::proxy::Proxy;
+use crate::trace::RecordSpan;
 
 /// State that the requests of one connection share.
 pub struct Exchange {
@@ -62,6 +63,7 @@ struct AllowedExchange {
     client: Option<SocketAddr>,
     allowed: AllowedRequest,
     meter: Arc<ByteMeter>,
+    span: RecordSpan,
 }
 
 /// The head of a response that has arrived.
@@ -92,7 +94,7 @@ impl Exchange {
             request.extensions_mut().insert(client);
         }
         if let ExchangeSide::Outbound { .. } = self.side {
-            extended::translate(&mut request);
+            upgrade::translate_extended(&mut request);
         }
         // The future of a request is large and idle connections are many: it is boxed, and exists only during
         // the request.
@@ -113,12 +115,12 @@ impl Exchange {
             RequestLine { method: request.method().to_string(), path: request.uri().path().to_owned() };
         let access = claim.for_request(line);
         let mut record = ConnectionRecord::begin(&self.proxy.context, direction, word, access, client);
+        record.continue_request(request.headers());
         record.set_request(request.method().as_str(), request.uri().path(), None);
         let (admitted, allowed) = match self.admit(&mut record, &claim, &request) {
             Ok(admitted) => admitted,
-            Err(LimitExceeded { refusal, again }) => {
-                let mut error = ProxyError::from(&refusal);
-                error.again = again;
+            Err(refusal) => {
+                let error = ProxyError::from(&refusal);
                 record.set_status(error.status.as_u16());
                 record.refuse(&refusal);
                 return ResponseBody::own(error.response(format));
@@ -126,21 +128,18 @@ impl Exchange {
         };
         let entry = admitted.entry.clone();
         let guard = self.connection.begin_request(&entry);
-        let meter = record.meter().clone();
+        let (meter, span) = (record.meter().clone(), record.span().clone());
         let account = RequestAccount::new(record, entry.clone(), guard);
-        let exchange = AllowedExchange { admitted, claim, client, allowed, meter };
-        let answered = tokio::select! {
-            biased;
-            cut = entry.cut() => Err(ProxyError::from(&cut)),
-            answered = self.send(&exchange, request) => answered,
-        };
+        let exchange = AllowedExchange { admitted, claim, client, allowed, meter, span };
+        let answered = entry.until_cut(pin!(self.send(&exchange, request))).await;
+        let answered = answered.unwrap_or_else(|cut| Err(ProxyError::from(&cut)));
         match answered {
             Ok(answered) if answered.response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 self.switch(answered, account, format)
             }
             // A success would open the stream, with no backend at its other end.
             Ok(answered) if answered.is_extended && answered.response.status().is_success() => {
-                let error = ProxyError::broken("the backend does not speak WebSocket");
+                let error = ProxyError::bad_gateway("the backend does not speak WebSocket");
                 self.fail(&error, account, format)
             }
             Ok(answered) => pass_on(answered, account),
@@ -183,9 +182,9 @@ impl Exchange {
         record: &mut ConnectionRecord,
         claim: &AccessRequest,
         request: &Request<Incoming>,
-    ) -> Result<(AdmittedAccess, AllowedRequest), LimitExceeded> {
-        let (admitted, allowed) = self.judge(record, request).map_err(at_once)?;
-        self.connection.count(&self.proxy, claim, &admitted).map_err(at_once)?;
+    ) -> Result<(AdmittedAccess, AllowedRequest), PolicyRefusal> {
+        let (admitted, allowed) = self.judge(record, request)?;
+        self.connection.count(&self.proxy, claim, &admitted)?;
         record.request(&admitted)?;
         Ok((admitted, allowed))
     }
@@ -212,7 +211,7 @@ impl Exchange {
         exchange: &AllowedExchange,
         mut request: Request<Incoming>,
     ) -> Result<Answered, ProxyError> {
-        let AllowedExchange { admitted, claim, client, allowed, meter } = exchange;
+        let AllowedExchange { admitted, claim, client, allowed, meter, span } = exchange;
         let is_single = request.version() == Version::HTTP_11;
         let is_extended = request.extensions_mut().remove::<ExtendedConnect>().is_some();
         let AllowedRequest { path, has_rules, .. } = allowed;
@@ -229,22 +228,24 @@ impl Exchange {
         if let (ExchangeSide::Outbound { .. }, Some(client)) = (&self.side, client) {
             forwarded::set_client(&mut parts.headers, *client, host.as_deref());
         }
+        span.set_request_context(&mut parts.headers);
         let gate = waits.then(Arc::<BodyGate>::default);
         let upload = RequestBody::new(body, meter.clone());
-        let service = claim.service().ok_or_else(|| ProxyError::broken("not a service"))?;
+        let service = claim.service().ok_or_else(|| ProxyError::bad_gateway("not a service"))?;
         let host = host.as_deref().unwrap_or(service.as_str());
         let from_gateway = matches!(next, NextHop::Away(_));
         let (response, lease) = match next {
             NextHop::Away(site) => {
                 let route =
                     ChannelRoute { service: service.clone(), site: site.clone(), who: admitted.who.clone() };
-                let client = client.ok_or_else(|| ProxyError::broken("the request has no client address"))?;
+                let client =
+                    client.ok_or_else(|| ProxyError::bad_gateway("the request has no client address"))?;
                 if upgrade.is_some() || waits {
-                    request_target::over_http1(&mut parts, host, path)?;
+                    headers::over_http1(&mut parts, host, path)?;
                     let request = next_request(parts, upload, protocol, gate);
                     channel::send_alone(&self.proxy, &route, client, request).await?
                 } else {
-                    request_target::over_http2(&mut parts, host, path, false)?;
+                    headers::over_http2(&mut parts, host, path, false)?;
                     let request = next_request(parts, upload, None, None);
                     self.proxy.http.channels.send(&self.proxy, &route, client, request).await?
                 }
@@ -254,10 +255,10 @@ impl Exchange {
                 let way = BackendProtocol::to(service, &parts.headers, upgrade.is_some());
                 match way {
                     BackendProtocol::Http2 => {
-                        request_target::over_http2(&mut parts, host, path, service.backend_tls.is_some())?
+                        headers::over_http2(&mut parts, host, path, service.backend_tls.is_some())?
                     }
                     BackendProtocol::Http1 | BackendProtocol::Http1Exclusive => {
-                        request_target::over_http1(&mut parts, host, path)?
+                        headers::over_http1(&mut parts, host, path)?
                     }
                 }
                 let gate = gate.filter(|_| way != BackendProtocol::Http2);
@@ -280,7 +281,8 @@ impl Exchange {
         let offered = upgrade.filter(|(_, offered)| upgrade::is_offered(offered, response.headers()));
         let protocol = response.headers().get(header::UPGRADE).cloned();
         let (Some((client, _)), Some(protocol)) = (offered, protocol) else {
-            let error = ProxyError::broken("the backend switched to another protocol without being asked");
+            let error =
+                ProxyError::bad_gateway("the backend switched to another protocol without being asked");
             return self.fail(&error, account, format);
         };
         let backend = hyper::upgrade::on(&mut response);
@@ -290,7 +292,7 @@ impl Exchange {
         headers::strip(&mut parts.headers);
         if is_extended {
             self.connection.carry_tunnel(tunnel);
-            extended::open(&mut parts);
+            upgrade::open_extended(&mut parts);
         } else {
             self.connection.become_tunnel(tunnel);
             headers::put_upgrade(&mut parts.headers, protocol);
@@ -313,11 +315,6 @@ impl Exchange {
         self.proxy.context.metrics.refused(error.word);
         ResponseBody::own(error.response(format))
     }
-}
-
-/// A refusal for a reason other than a rate: no retry time is known.
-fn at_once(refusal: PolicyRefusal) -> LimitExceeded {
-    LimitExceeded { refusal, again: None }
 }
 
 /// Forwards a response to the client.

@@ -1,7 +1,6 @@
-//! Connection pools: HTTP/2 connections carry many requests at once, HTTP/1.1 connections one after the
-//! other.
+//! Pools of HTTP connections to backends and to other gateways.
 //!
-//! They are used for other gateways and for backends; the caller opens the connections. A request is sent a
+//! HTTP/2 connections carry many requests at once, HTTP/1.1 connections one after the other. The caller opens the connections. A request is sent a
 //! second time only if it was never sent, or if sending it twice is harmless.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,25 +14,39 @@ use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::body::RequestBody;
-use super::channel::StreamEndNote;
+use super::channel::{ChannelIo, StreamEndNote};
 use super::error_response::ProxyError;
-use crate::peers::BoxedFuture;
-
-/// Any byte stream.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
+use crate::proxy::backends::BackendLease;
+use crate::slots::ClientSlot;
 
 /// A new connection on which nothing was sent.
-pub struct OpenedConnection {
-    pub io: Box<dyn Io>,
-    /// For a stream of the channel: the reset codes of both ends.
-    pub note: Option<Arc<StreamEndNote>>,
-    /// Dropped with the connection.
-    pub place: Box<dyn Send + Sync>,
+pub enum OpenedConnection {
+    /// A stream to the gateway of another site, with the slot of its client.
+    Stream {
+        io: ChannelIo,
+        note: Arc<StreamEndNote>,
+        slot: ClientSlot,
+    },
+    /// A connection to a backend.
+    Tcp {
+        io: TcpStream,
+        lease: BackendLease,
+    },
+    Tls {
+        io: Box<TlsStream<TcpStream>>,
+        lease: BackendLease,
+    },
+}
+
+/// The count under which a connection was opened. Dropped with the connection.
+enum ConnectionHold {
+    Stream { _slot: ClientSlot },
+    Backend { _lease: BackendLease },
 }
 
 /// Requests over one connection at the same time. Multiplied by the window of each, it bounds what the other
@@ -52,23 +65,23 @@ pub const SEND_BUFFER_BYTES: usize = 128 << 10;
 /// Header bytes of one request or response.
 pub const HEADERS_BYTES_MAX: u32 = 64 << 10;
 /// With `STREAMS_MAX`: three thousand requests of one subject to one service at a time.
-const LINES_MAX: usize = 32;
+const CONNECTIONS_MAX: usize = 32;
 /// Idle connections per service.
 const IDLE_MAX: usize = 256;
 
 /// Holds a connection while a request is on it. Dropped early, it cancels the request.
 pub enum PoolLease {
-    Line {
-        line: Http2Request,
+    Http2 {
+        request: Http2Request,
     },
-    Single {
-        single: Http1Connection,
-        yard: Arc<Http1Pool>,
+    Http1 {
+        connection: Http1Connection,
+        pool: Arc<Http1Pool>,
         sent: Arc<AtomicBool>,
     },
-    /// Returns a lease for a connection that carries one request only.
-    Alone {
-        single: Http1Connection,
+    /// A connection that carries one request only.
+    Http1Exclusive {
+        connection: Http1Connection,
     },
 }
 
@@ -76,18 +89,20 @@ impl PoolLease {
     /// Returns the reset code of the other gateway, if it reset the stream.
     pub fn received_code(&self) -> Option<ResetCode> {
         let note = match self {
-            PoolLease::Line { line } => &line.0.note,
-            PoolLease::Single { single, .. } | PoolLease::Alone { single } => &single.note,
+            PoolLease::Http2 { request } => &request.0.note,
+            PoolLease::Http1 { connection, .. } | PoolLease::Http1Exclusive { connection } => {
+                &connection.note
+            }
         };
         note.as_ref()?.received_code()
     }
 
     /// Returns the connection to the pool: the response has ended.
     pub fn give_back(self) {
-        if let PoolLease::Single { single, yard, sent } = self
+        if let PoolLease::Http1 { connection, pool, sent } = self
             && sent.load(Ordering::Relaxed)
         {
-            yard.put(single);
+            pool.put(connection);
         }
     }
 }
@@ -95,7 +110,7 @@ impl PoolLease {
 /// HTTP/2 connections to one destination.
 #[derive(Default)]
 pub struct Http2Pool {
-    lines: Mutex<Vec<Arc<Http2Connection>>>,
+    connections: Mutex<Vec<Arc<Http2Connection>>>,
     opening: tokio::sync::Mutex<()>,
 }
 
@@ -105,16 +120,16 @@ struct Http2Connection {
     used: Mutex<Instant>,
     note: Option<Arc<StreamEndNote>>,
     _driver: AbortOnDropHandle<()>,
-    _place: Box<dyn Send + Sync>,
+    _hold: ConnectionHold,
 }
 
 /// One request on an HTTP/2 connection.
 pub struct Http2Request(Arc<Http2Connection>);
 
 impl Http2Request {
-    fn new(line: &Arc<Http2Connection>) -> Http2Request {
-        line.busy.fetch_add(1, Ordering::Relaxed);
-        Http2Request(line.clone())
+    fn new(connection: &Arc<Http2Connection>) -> Http2Request {
+        connection.busy.fetch_add(1, Ordering::Relaxed);
+        Http2Request(connection.clone())
     }
 }
 
@@ -127,36 +142,47 @@ impl Drop for Http2Request {
 
 impl Http2Pool {
     /// Sends a request on a connection that has a free stream, or on a new one.
-    pub async fn send<'a>(
+    pub async fn send<F: Future<Output = Result<OpenedConnection, ProxyError>>>(
         &self,
         mut request: Request<RequestBody>,
-        open: impl Fn() -> BoxedFuture<'a, Result<OpenedConnection, ProxyError>>,
+        open: impl Fn() -> F,
     ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
+        let mut is_repeated = false;
         loop {
             let (busy, fresh) = match self.free() {
                 Some(busy) => (busy, false),
                 None => self.open(&open).await?,
             };
+            // A new connection is not going away, a body is sent once, and a peer that refuses again means it.
+            let copy = if fresh || is_repeated { None } else { copy_without_body(&request) };
             let mut error = match busy.0.sender.clone().try_send_request(request).await {
-                Ok(response) => return Ok((response, PoolLease::Line { line: busy })),
+                Ok(response) => return Ok((response, PoolLease::Http2 { request: busy })),
                 Err(error) => error,
             };
-            match error.take_message() {
+            let unsent = error.take_message();
+            let error = error.into_error();
+            request = match (unsent, copy) {
                 // The connection ended before the request was sent.
-                Some(again) if !fresh => request = again,
-                _ => return Err(failure(&error.into_error(), busy.0.note.as_deref())),
-            }
+                (Some(again), _) if !fresh => again,
+                // The peer goes away and has not processed the request (RFC 9113, section 6.8). Its PING may be acknowledged
+                // before requests that wait in the buffers of this end.
+                (None, Some(again)) if is_unprocessed(&error) => {
+                    is_repeated = true;
+                    again
+                }
+                _ => return Err(failure(&error, busy.0.note.as_deref())),
+            };
         }
     }
 
     /// Closes idle connections. Returns true if none is left.
     pub fn tidy(&self, idle: Duration) -> bool {
-        let mut lines = self.lock();
-        lines.retain(|line| {
-            let used = line.used.lock_ignoring_poison().elapsed();
-            !line.sender.is_closed() && (used < idle || line.busy.load(Ordering::Relaxed) > 0)
+        let mut connections = self.lock();
+        connections.retain(|connection| {
+            let used = connection.used.lock_ignoring_poison().elapsed();
+            !connection.sender.is_closed() && (used < idle || connection.busy.load(Ordering::Relaxed) > 0)
         });
-        lines.is_empty()
+        connections.is_empty()
     }
 
     /// Retires every connection; each ends with its last request.
@@ -168,15 +194,16 @@ impl Http2Pool {
 
     /// Returns the first connection that has a free stream, so that those not needed become idle.
     fn free(&self) -> Option<Http2Request> {
-        let mut lines = self.lock();
-        lines.retain(|line| !line.sender.is_closed());
-        let free = lines.iter().find(|line| line.busy.load(Ordering::Relaxed) < STREAMS_MAX);
+        let mut connections = self.lock();
+        connections.retain(|connection| !connection.sender.is_closed());
+        let free =
+            connections.iter().find(|connection| connection.busy.load(Ordering::Relaxed) < STREAMS_MAX);
         free.map(Http2Request::new)
     }
 
-    async fn open<'a>(
+    async fn open<F: Future<Output = Result<OpenedConnection, ProxyError>>>(
         &self,
-        open: &impl Fn() -> BoxedFuture<'a, Result<OpenedConnection, ProxyError>>,
+        open: &impl Fn() -> F,
     ) -> Result<(Http2Request, bool), ProxyError> {
         // One task opens a connection and the other tasks wait for it: many requests need one connection, not
         // one each.
@@ -184,43 +211,65 @@ impl Http2Pool {
         if let Some(busy) = self.free() {
             return Ok((busy, false));
         }
-        if self.lock().len() >= LINES_MAX {
+        if self.lock().len() >= CONNECTIONS_MAX {
             return Err(ProxyError::full("requests of one subject to one service"));
         }
-        let line = Arc::new(connect_line(open().await?).await?);
-        let busy = Http2Request::new(&line);
-        self.lock().push(line);
+        let connection = Arc::new(Http2Connection::connect(Box::pin(open()).await?).await?);
+        let busy = Http2Request::new(&connection);
+        self.lock().push(connection);
         Ok((busy, true))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Http2Connection>>> {
-        self.lines.lock_ignoring_poison()
+        self.connections.lock_ignoring_poison()
     }
 }
 
-async fn connect_line(opened: OpenedConnection) -> Result<Http2Connection, ProxyError> {
-    let OpenedConnection { io, note, place } = opened;
-    let mut builder = http2::Builder::new(TokioExecutor::new());
-    builder
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .initial_max_send_streams(STREAMS_MAX)
-        .max_frame_size(FRAME_BYTES_MAX)
-        .max_header_list_size(HEADERS_BYTES_MAX)
-        .max_send_buf_size(SEND_BUFFER_BYTES);
-    let handshake = builder.handshake(TokioIo::new(io)).await;
-    let (sender, connection) = handshake.map_err(|error| failure(&error, note.as_deref()))?;
-    let driver = AbortOnDropHandle::new(tokio::spawn(async move {
+impl Http2Connection {
+    async fn connect(opened: OpenedConnection) -> Result<Http2Connection, ProxyError> {
+        let (shaken, note, hold) = match opened {
+            OpenedConnection::Stream { io, note, slot } => {
+                (Self::handshake(io).await, Some(note), ConnectionHold::Stream { _slot: slot })
+            }
+            OpenedConnection::Tcp { io, lease } => {
+                (Self::handshake(io).await, None, ConnectionHold::Backend { _lease: lease })
+            }
+            OpenedConnection::Tls { io, lease } => {
+                (Self::handshake(io).await, None, ConnectionHold::Backend { _lease: lease })
+            }
+        };
+        let (sender, driver) = shaken.map_err(|error| failure(&error, note.as_deref()))?;
+        let (busy, used) = (AtomicUsize::new(0), Mutex::new(Instant::now()));
+        Ok(Http2Connection { sender, busy, used, note, _driver: driver, _hold: hold })
+    }
+
+    async fn handshake(
+        io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> hyper::Result<(http2::SendRequest<RequestBody>, AbortOnDropHandle<()>)> {
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .initial_max_send_streams(STREAMS_MAX)
+            .max_frame_size(FRAME_BYTES_MAX)
+            .max_header_list_size(HEADERS_BYTES_MAX)
+            .max_send_buf_size(SEND_BUFFER_BYTES);
+        let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
+        Ok((sender, drive(connection)))
+    }
+}
+
+/// Runs a connection until it ends or the handle is dropped.
+fn drive(connection: impl Future<Output = hyper::Result<()>> + Send + 'static) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(
                 error = &error as &dyn std::error::Error,
                 "an HTTP connection to a backend or gateway failed"
             );
         }
-    }));
-    let used = Mutex::new(Instant::now());
-    Ok(Http2Connection { sender, busy: AtomicUsize::new(0), used, note, _driver: driver, _place: place })
+    }))
 }
 
 /// Idle HTTP/1.1 connections to one destination.
@@ -234,26 +283,27 @@ pub struct Http1Connection {
     note: Option<Arc<StreamEndNote>>,
     used: Instant,
     _driver: AbortOnDropHandle<()>,
-    _place: Box<dyn Send + Sync>,
+    _hold: ConnectionHold,
 }
 
 impl Http1Pool {
     /// Sends a request on an idle connection, or on a new one.
-    pub async fn send<'a>(
+    pub async fn send<F: Future<Output = Result<OpenedConnection, ProxyError>>>(
         self: &Arc<Self>,
         mut request: Request<RequestBody>,
-        open: impl Fn() -> BoxedFuture<'a, Result<OpenedConnection, ProxyError>>,
+        open: impl Fn() -> F,
     ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
         let mut repeated = false;
         loop {
-            let (mut single, again) = match self.take().filter(|_| !repeated) {
-                Some(single) => (single, Some(repeatable(&request))),
-                None => (Http1Connection::connect(open().await?).await?, None),
+            let (mut connection, again) = match self.take().filter(|_| !repeated) {
+                Some(connection) => (connection, Some(repeatable(&request))),
+                // On the heap: most requests find an open connection.
+                None => (Http1Connection::connect(Box::pin(open()).await?).await?, None),
             };
             let sent = request.body().done();
-            let mut error = match single.sender.try_send_request(request).await {
+            let mut error = match connection.sender.try_send_request(request).await {
                 Ok(response) => {
-                    return Ok((response, PoolLease::Single { single, yard: self.clone(), sent }));
+                    return Ok((response, PoolLease::Http1 { connection, pool: self.clone(), sent }));
                 }
                 Err(error) => error,
             };
@@ -262,7 +312,7 @@ impl Http1Pool {
             match (error.take_message(), again) {
                 (Some(unsent), Some(_)) => request = unsent,
                 (None, Some(Some(again))) => (request, repeated) = (again, true),
-                _ => return Err(failure(&error.into_error(), single.note.as_deref())),
+                _ => return Err(failure(&error.into_error(), connection.note.as_deref())),
             }
         }
     }
@@ -270,7 +320,7 @@ impl Http1Pool {
     /// Closes idle connections. Returns true if none is left.
     pub fn tidy(&self, idle: Duration) -> bool {
         let mut waiting = self.lock();
-        waiting.retain(|single| !single.sender.is_closed() && single.used.elapsed() < idle);
+        waiting.retain(|connection| !connection.sender.is_closed() && connection.used.elapsed() < idle);
         waiting.is_empty()
     }
 
@@ -278,16 +328,16 @@ impl Http1Pool {
     /// stays in the pool.
     fn take(&self) -> Option<Http1Connection> {
         let mut waiting = self.lock();
-        waiting.retain(|single| !single.sender.is_closed());
-        let ready = waiting.iter().rposition(|single| single.sender.is_ready())?;
+        waiting.retain(|connection| !connection.sender.is_closed());
+        let ready = waiting.iter().rposition(|connection| connection.sender.is_ready())?;
         Some(waiting.remove(ready))
     }
 
-    fn put(&self, mut single: Http1Connection) {
+    fn put(&self, mut connection: Http1Connection) {
         let mut waiting = self.lock();
-        if waiting.len() < IDLE_MAX && !single.sender.is_closed() {
-            single.used = Instant::now();
-            waiting.push(single);
+        if waiting.len() < IDLE_MAX && !connection.sender.is_closed() {
+            connection.used = Instant::now();
+            waiting.push(connection);
         }
     }
 
@@ -298,20 +348,28 @@ impl Http1Pool {
 
 impl Http1Connection {
     pub async fn connect(opened: OpenedConnection) -> Result<Http1Connection, ProxyError> {
-        let OpenedConnection { io, note, place } = opened;
+        let (shaken, note, hold) = match opened {
+            OpenedConnection::Stream { io, note, slot } => {
+                (Self::handshake(io).await, Some(note), ConnectionHold::Stream { _slot: slot })
+            }
+            OpenedConnection::Tcp { io, lease } => {
+                (Self::handshake(io).await, None, ConnectionHold::Backend { _lease: lease })
+            }
+            OpenedConnection::Tls { io, lease } => {
+                (Self::handshake(io).await, None, ConnectionHold::Backend { _lease: lease })
+            }
+        };
+        let (sender, driver) = shaken.map_err(|error| failure(&error, note.as_deref()))?;
+        Ok(Http1Connection { sender, note, used: Instant::now(), _driver: driver, _hold: hold })
+    }
+
+    async fn handshake(
+        io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> hyper::Result<(http1::SendRequest<RequestBody>, AbortOnDropHandle<()>)> {
         let mut builder = http1::Builder::new();
         builder.max_header_size(HEADERS_BYTES_MAX as usize);
-        let handshake = builder.handshake(TokioIo::new(io)).await;
-        let (sender, connection) = handshake.map_err(|error| failure(&error, note.as_deref()))?;
-        let driver = AbortOnDropHandle::new(tokio::spawn(async move {
-            if let Err(error) = connection.with_upgrades().await {
-                tracing::debug!(
-                    error = &error as &dyn std::error::Error,
-                    "an HTTP connection to a backend or gateway failed"
-                );
-            }
-        }));
-        Ok(Http1Connection { sender, note, used: Instant::now(), _driver: driver, _place: place })
+        let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
+        Ok((sender, drive(connection.with_upgrades())))
     }
 
     /// Sends one request; the connection may be upgraded afterwards.
@@ -320,7 +378,7 @@ impl Http1Connection {
         request: Request<RequestBody>,
     ) -> Result<(Response<Incoming>, PoolLease), ProxyError> {
         match self.sender.send_request(request).await {
-            Ok(response) => Ok((response, PoolLease::Alone { single: self })),
+            Ok(response) => Ok((response, PoolLease::Http1Exclusive { connection: self })),
             Err(error) => Err(failure(&error, self.note.as_deref())),
         }
     }
@@ -329,8 +387,12 @@ impl Http1Connection {
 /// Returns whether a request may be sent again on a new connection when the old one is dead: RFC 9110, 9.2.2,
 /// and only without a body.
 fn repeatable(request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
-    let harmless = request.method().is_idempotent() && http_body::Body::is_end_stream(request.body());
-    harmless.then(|| {
+    request.method().is_idempotent().then(|| copy_without_body(request)).flatten()
+}
+
+/// Copies a request; `None` if it has a body.
+fn copy_without_body(request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
+    http_body::Body::is_end_stream(request.body()).then(|| {
         let mut again = Request::new(RequestBody::empty());
         *again.method_mut() = request.method().clone();
         *again.uri_mut() = request.uri().clone();
@@ -340,16 +402,30 @@ fn repeatable(request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
     })
 }
 
+/// Returns whether the peer said that it did not process the request.
+fn is_unprocessed(error: &hyper::Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
+    cause.is_some_and(|cause| {
+        let is_unprocessed = cause.is_go_away() && cause.reason() == Some(h2::Reason::NO_ERROR)
+            || cause.is_reset() && cause.reason() == Some(h2::Reason::REFUSED_STREAM);
+        cause.is_remote() && is_unprocessed
+    })
+}
+
 fn failure(error: &hyper::Error, note: Option<&StreamEndNote>) -> ProxyError {
     match note {
         Some(note) => match note.received_code() {
             Some(code) => ProxyError::from(code),
-            None if error.is_closed() || error.is_canceled() || error.is_incomplete_message() => {
+            None if error.is_closed()
+                || error.is_canceled()
+                || error.is_incomplete_message()
+                || is_unprocessed(error) =>
+            {
                 ProxyError::away("the stream to the site of the service ended")
             }
-            None => ProxyError::broken(describe(error)),
+            None => ProxyError::bad_gateway(describe(error)),
         },
-        None => ProxyError::broken(describe(error)),
+        None => ProxyError::bad_gateway(describe(error)),
     }
 }
 

@@ -3,8 +3,17 @@
 //! After `101 Switching Protocols` a gateway only copies bytes. A protocol that carries further HTTP requests would take them past
 //! the rules, the limits of requests and the audit, so it is never offered to a backend. A request whose upgrade is not offered is
 //! forwarded as an ordinary request, which RFC 9110 allows every server to do.
+//!
+//! WebSocket over HTTP/2 (RFC 8441): an extended CONNECT is translated to a GET with an upgrade, which every backend supports, and
+//! the `101` to the `200` that opens the stream of the client. Everything else is as with HTTP/1.1, including the rules.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, Request, StatusCode, Version, response};
+use hyper::ext::Protocol;
+
+use super::headers;
 
 /// Protocols that may be switched to where a policy has `http` rules. SPDY/3.1 is what `kubectl exec`, `attach` and `port-forward`
 /// speak: its streams carry the input and output of the command whose request was allowed.
@@ -67,6 +76,46 @@ fn words<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> impl Iterator
 fn list(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
     let words = value.as_bytes().split(|byte| *byte == b',');
     words.map(<[u8]>::trim_ascii).filter(|word| !word.is_empty())
+}
+
+/// Marks a request that was an extended CONNECT, as an extension.
+#[derive(Clone, Copy)]
+pub struct ExtendedConnect;
+
+const WEBSOCKET: &str = "websocket";
+/// RFC 6455, 4.1: the only version.
+const WEBSOCKET_VERSION: HeaderValue = HeaderValue::from_static("13");
+
+/// Translates an extended CONNECT for WebSocket. Other requests and protocols are unchanged.
+pub fn translate_extended<B>(request: &mut Request<B>) {
+    if request.version() != Version::HTTP_2 || request.method() != Method::CONNECT {
+        return;
+    }
+    let protocol = request.extensions_mut().remove::<Protocol>();
+    if !protocol.is_some_and(|protocol| protocol.as_str().eq_ignore_ascii_case(WEBSOCKET)) {
+        return;
+    }
+    *request.method_mut() = Method::GET;
+    request.extensions_mut().insert(ExtendedConnect);
+    let lines = request.headers_mut();
+    headers::put_upgrade(lines, HeaderValue::from_static(WEBSOCKET));
+    // HTTP/2 clients send no key, but HTTP/1.1 servers require one.
+    lines.insert(header::SEC_WEBSOCKET_KEY, websocket_key(headers::random(), headers::random()));
+    lines.entry(header::SEC_WEBSOCKET_VERSION).or_insert(WEBSOCKET_VERSION);
+}
+
+/// Turns the head of a `101` into the one that opens the stream.
+pub fn open_extended(parts: &mut response::Parts) {
+    parts.status = StatusCode::OK;
+    parts.headers.remove(header::SEC_WEBSOCKET_ACCEPT);
+    parts.headers.remove(header::CONTENT_LENGTH);
+}
+
+/// Encodes sixteen bytes in base64.
+fn websocket_key(high: u64, low: u64) -> HeaderValue {
+    let bits = u128::from(high) << 64 | u128::from(low);
+    let text = STANDARD.encode(bits.to_be_bytes());
+    HeaderValue::try_from(text).expect("base64 has only letters that a header may have")
 }
 
 #[cfg(test)]
@@ -161,5 +210,35 @@ mod tests {
         check("websocket", &["h2c"], false);
         check("websocket", &["websocket", "h2c"], false);
         check("websocket", &[], false);
+    }
+
+    #[test]
+    fn only_an_extended_connect_for_websocket_is_one() {
+        let check = |method: Method, version: Version, protocol: Option<&'static str>, expected: &str| {
+            let mut request =
+                Request::builder().method(method).version(version).uri("http://a/b").body(()).unwrap();
+            if let Some(protocol) = protocol {
+                request.extensions_mut().insert(Protocol::from_static(protocol));
+            }
+            translate_extended(&mut request);
+            let is_one = request.extensions().get::<ExtendedConnect>().is_some();
+            assert_eq!(format!("{} {is_one}", request.method()), expected);
+            let asked = wanted(request.headers(), true);
+            assert_eq!(asked.is_some_and(|asked| asked == WEBSOCKET), is_one);
+            assert_eq!(request.headers().contains_key("sec-websocket-key"), is_one);
+        };
+        check(Method::CONNECT, Version::HTTP_2, Some("websocket"), "GET true");
+        check(Method::CONNECT, Version::HTTP_2, Some("connect-udp"), "CONNECT false");
+        check(Method::CONNECT, Version::HTTP_2, None, "CONNECT false");
+        check(Method::CONNECT, Version::HTTP_11, None, "CONNECT false");
+        check(Method::GET, Version::HTTP_2, None, "GET false");
+    }
+
+    #[test]
+    fn a_key_is_sixteen_bytes_in_base64() {
+        assert_eq!(websocket_key(0, 0), "AAAAAAAAAAAAAAAAAAAAAA==");
+        assert_eq!(websocket_key(u64::MAX, u64::MAX), "/////////////////////w==");
+        // RFC 6455, 1.3: the bytes 1 to 16.
+        assert_eq!(websocket_key(0x0102_0304_0506_0708, 0x090a_0b0c_0d0e_0f10), "AQIDBAUGBwgJCgsMDQ4PEA==");
     }
 }

@@ -9,7 +9,7 @@ use std::convert::Infallible;
 
 use bytes::{Bytes, BytesMut};
 
-use super::versions::{NO_SUCH_VERSION, PendingRequest, RequestHandling, RewrittenApi, judge};
+use super::versions::{NO_SUCH_VERSION, PendingRequest, RequestHandling, RewrittenApi, handling_of};
 
 /// The maximum size of a held response, which is kept in memory. A cluster of 200,000 partitions has some 12
 /// MB of metadata.
@@ -120,7 +120,7 @@ impl KafkaConversation {
     ) -> Result<FrameAction<Infallible>, KafkaFrameError> {
         let [_, _, _, _, k0, k1, v0, v1, c0, c1, c2, c3] = *head;
         let (key, version) = (i16::from_be_bytes([k0, k1]), i16::from_be_bytes([v0, v1]));
-        let (asked, action) = match judge(key, version) {
+        let (asked, action) = match handling_of(key, version) {
             RequestHandling::Pass => return Ok(FrameAction::Pass),
             RequestHandling::Refuse => return Err(KafkaFrameError::Version { key, version }),
             RequestHandling::Watch(asked) => (asked, FrameAction::Pass),

@@ -74,7 +74,7 @@ pub fn allowed(key: i16) -> Option<RangeInclusive<i16>> {
     }
 }
 
-pub fn judge(key: i16, version: i16) -> RequestHandling {
+pub fn handling_of(key: i16, version: i16) -> RequestHandling {
     let is_allowed = allowed(key).is_none_or(|range| range.contains(&version));
     let api = match key {
         key::API_VERSIONS if !is_allowed => return RequestHandling::AskForNoSuchVersion,
@@ -121,7 +121,7 @@ mod tests {
             // Requests of future versions of Kafka.
             (999, 77, RequestHandling::Pass),
         ] {
-            assert_eq!(judge(key, version), expected, "{key} {version}");
+            assert_eq!(handling_of(key, version), expected, "{key} {version}");
         }
     }
 
@@ -139,7 +139,7 @@ mod tests {
         ] {
             assert_eq!(offer(key, min, max), expected, "{key}");
             if let Some((min, max)) = expected {
-                assert!((min..=max).all(|version| judge(key, version) != RequestHandling::Refuse));
+                assert!((min..=max).all(|version| handling_of(key, version) != RequestHandling::Refuse));
             }
         }
     }

@@ -1,9 +1,12 @@
 //! The open listeners, and their changes with the netmap or the binder.
 
+use std::cell::Cell;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::sync::Mutex;
 
-use causeway_netmap::{Generation, Netmap, NetmapEntry, PresenceEntry, PresenceIp, ServiceProtocol};
+use causeway_netmap::{Generation, NetmapEntry, PresenceEntry, PresenceIp, ServiceProtocol};
+use tokio::task::{LocalSet, spawn_local, yield_now};
 
 use super::*;
 use crate::peers::BoxedFuture;
@@ -22,8 +25,7 @@ fn view(presences: &[(&str, &str, u16, ServiceProtocol)]) -> NetmapView {
             policies: vec![],
         })
     });
-    let entries = facts.map(|fact| fact.encode()).collect();
-    NetmapView::decode(&Netmap::build(Generation { epoch: 1, revision: 1 }, entries, None).unwrap())
+    NetmapView::of_entries(Generation { epoch: 1, revision: 1 }, facts).unwrap()
 }
 
 #[test]
@@ -47,13 +49,13 @@ fn a_presence_stands_where_it_can() {
     check(
         ListenScope::Namespace,
         &[],
-        &["camera room Tcp 198.18.0.1:80", "dns room Udp 198.18.0.2:53", local],
+        &["camera namespace Tcp 198.18.0.1:80", "dns namespace Udp 198.18.0.2:53", local],
     );
     check(ListenScope::Host, &[], &["camera host Tcp 198.18.0.1:80", "dns host Udp 198.18.0.2:53", local]);
     let both = [
         "camera host Tcp 0.0.0.0:8080",
-        "camera room Tcp 198.18.0.1:80",
-        "dns room Udp 198.18.0.2:53",
+        "camera namespace Tcp 198.18.0.1:80",
+        "dns namespace Udp 198.18.0.2:53",
         local,
     ];
     check(ListenScope::Namespace, std::slice::from_ref(&port), &both);
@@ -152,7 +154,7 @@ async fn listeners_follow_the_namespace_and_the_netmap() {
     let report = until(&mut reports, |report| report.listening == 1).await;
     assert_eq!(report.troubles.len(), 1, "{report:?}");
     assert_eq!(report.troubles[0].service.as_deref(), Some("dns"));
-    assert_eq!((report.place, report.hints), ("room", vec!["look".to_owned()]));
+    assert_eq!((report.place, report.hints), ("namespace", vec!["look".to_owned()]));
 
     let (asked, real) = made.lock().unwrap()[0];
     assert_eq!(asked, "198.18.0.1:80".parse().unwrap());
@@ -217,7 +219,7 @@ async fn when_no_file_is_left_clients_wait_and_are_served_later() {
     let next = std::os::fd::AsRawFd::as_raw_fd(&std::fs::File::open("/dev/null").unwrap());
     // The next file is one too many. This test has its process for itself, as all have under nextest.
     setrlimit(Resource::Nofile, Rlimit { current: Some(next as u64), ..before }).unwrap();
-    let accepting = tokio::spawn(accept::run(listener, owner, arriving, metrics.clone(), closed.clone()));
+    let accepting = tokio::spawn(accept_clients(listener, owner, arriving, metrics.clone(), closed.clone()));
     let _client = client.connect(address).await.unwrap();
     tokio::time::timeout(Duration::from_secs(10), async {
         while metrics.accept_failures.get() < 3 {
@@ -235,4 +237,47 @@ async fn when_no_file_is_left_clients_wait_and_are_served_later() {
     assert!(matches!(arrival, Some(PresenceEvent::Connection(_))));
     closed.cancel();
     accepting.await.unwrap();
+}
+
+/// Opens ten thousand connections at once, none of which ends. Returns the largest number that were
+/// polled for the first time between two polls of a task that existed before.
+async fn most_between_turns(limit: Option<StartLimit>) -> usize {
+    const CONNECTIONS: usize = 10_000;
+    let (started, most) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+    let (seen, worst) = (started.clone(), most.clone());
+    let link = spawn_local(async move {
+        while seen.get() < CONNECTIONS {
+            let before = seen.get();
+            yield_now().await;
+            worst.set(worst.get().max(seen.get() - before));
+        }
+    });
+    let accepting = spawn_local(async move {
+        for _ in 0..CONNECTIONS {
+            let started = started.clone();
+            let connection = Box::pin(async move {
+                started.set(started.get() + 1);
+                std::future::pending::<()>().await;
+            });
+            match &limit {
+                Some(limit) => drop(spawn_local(limit.permit().await.start(connection))),
+                None => drop(spawn_local(connection)),
+            }
+        }
+    });
+    accepting.await.unwrap();
+    link.await.unwrap();
+    most.get()
+}
+
+#[tokio::test]
+async fn a_link_has_its_turn_between_new_connections_however_many_come() {
+    LocalSet::new()
+        .run_until(async {
+            let unlimited = most_between_turns(None).await;
+            assert!(unlimited > 10 * STARTING_MAX, "{unlimited}: the test shows nothing");
+            let limited = most_between_turns(Some(StartLimit::default())).await;
+            assert!(limited <= 2 * STARTING_MAX, "{limited}");
+        })
+        .await;
 }

@@ -14,7 +14,7 @@ pub enum ListenScope {
 impl ListenScope {
     pub fn word(self) -> &'static str {
         match self {
-            ListenScope::Namespace => "room",
+            ListenScope::Namespace => "namespace",
             ListenScope::Host => "host",
         }
     }

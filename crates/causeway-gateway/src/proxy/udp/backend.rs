@@ -11,7 +11,7 @@ use causeway_daemon::sync::MutexExt;
 use causeway_netmap::{BackendEndpoint, ServiceEntry};
 use tokio::net::UdpSocket;
 
-use crate::dial::{BackendDialer, Transport};
+use crate::dial::{BackendDialer, SocketProtocol};
 use crate::policy::PolicyRefusal;
 
 /// The time for which a failed backend is tried last.
@@ -82,7 +82,7 @@ impl UdpBackends {
     ) -> Result<Vec<SocketAddr>, PolicyRefusal> {
         let (mut allowed, mut denied) = (Vec::new(), None);
         for address in addresses {
-            match self.dialer.check(Transport::Udp, address) {
+            match self.dialer.check(SocketProtocol::Udp, address) {
                 Ok(()) => allowed.push(address),
                 Err(why) => {
                     tracing::debug!(service = %service.name, %address, %why, "the address of the backend may not be dialled");

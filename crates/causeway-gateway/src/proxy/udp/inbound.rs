@@ -24,20 +24,20 @@ pub struct SessionCancellation<'a> {
 }
 
 /// Serves one session of another site.
-pub async fn serve(proxy: Arc<Proxy>, mut passage: ConnectionRecord, stream: Stream) {
-    let admitted = match passage.admit_connection() {
+pub async fn serve(proxy: Arc<Proxy>, mut record: ConnectionRecord, stream: Stream) {
+    let admitted = match record.admit_connection() {
         Ok(admitted) => admitted,
-        Err(refusal) => return refuse(passage, &refusal, stream),
+        Err(refusal) => return refuse(record, &refusal, stream),
     };
     let AccessRequest::Reach { service, .. } = &admitted.entry.claim else { return };
     let (service, mut far) = (service.clone(), DatagramSide::stream(stream));
-    carry_to_backend(&proxy, passage, admitted, service, &mut far, SessionCancellation::default()).await;
+    carry_to_backend(&proxy, record, admitted, service, &mut far, SessionCancellation::default()).await;
 }
 
 /// Connects to a backend and forwards until the session ends. Returns false when it was refused or failed.
 pub async fn carry_to_backend(
     proxy: &Proxy,
-    passage: ConnectionRecord,
+    record: ConnectionRecord,
     admitted: AdmittedAccess,
     service: ServiceName,
     client: &mut DatagramSide,
@@ -48,7 +48,7 @@ pub async fn carry_to_backend(
         Ok(connected) => connected,
         Err(cut) => {
             client.give_up(code_for_cut(&cut));
-            passage.cut(&cut);
+            record.cut(&cut);
             return true;
         }
     };
@@ -57,21 +57,21 @@ pub async fn carry_to_backend(
         Ok(connected) => connected,
         Err(refusal) => {
             client.give_up(refusal.code());
-            passage.refuse(&refusal);
+            record.refuse(&refusal);
             return false;
         }
     };
     let mut backend = DatagramSide::backend(connected.socket.clone());
-    let meter = passage.meter().clone();
+    let meter = record.meter().clone();
     tokio::select! {
         biased;
         cut = entry.cut() => {
             client.give_up(code_for_cut(&cut));
-            passage.cut(&cut);
+            record.cut(&cut);
             true
         }
         (end, why) = obstacles.met() => {
-            passage.end(end, Some(why.to_owned()));
+            record.end(end, Some(why.to_owned()));
             true
         }
         ended = carry(client, &mut backend, &meter, &proxy.options.udp, &proxy.context.metrics) => match ended {
@@ -80,14 +80,14 @@ pub async fn carry_to_backend(
                 connected.place.failed();
                 let refusal = crate::policy::PolicyRefusal::BackendDown { service };
                 client.give_up(refusal.code());
-                passage.refuse(&refusal);
+                record.refuse(&refusal);
                 false
             }
             ended => {
                 let is_over_in_order = matches!(ended, CopyEnd::Idle | CopyEnd::Done);
                 let ended = Ok(ended);
                 client.give_up(end_reason::reset_code(&ended));
-                end_reason::close_record(passage, &ended, None);
+                end_reason::close_record(record, &ended, None);
                 is_over_in_order
             }
         },

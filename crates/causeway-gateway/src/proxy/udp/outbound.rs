@@ -30,7 +30,7 @@ use crate::proxy::outbound::local_service;
 use crate::proxy::stream_opener::{ClientStream, open_for_service};
 
 /// The pause after an error of the socket itself, so that a permanent error does not spin.
-const PAUSE: Duration = Duration::from_millis(20);
+const ERROR_DELAY: Duration = Duration::from_millis(20);
 
 /// Serves the clients of one presence until it is gone. The sessions are tasks of `tasks`.
 pub async fn serve(proxy: Arc<Proxy>, opened: UdpPresence, tasks: TaskTracker) {
@@ -47,7 +47,7 @@ pub async fn serve(proxy: Arc<Proxy>, opened: UdpPresence, tasks: TaskTracker) {
             Ok((datagram, client)) => demux.take(client, datagram),
             Err(error) => {
                 tracing::debug!(service = %demux.service, %error, "cannot receive a datagram");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(ERROR_DELAY).await;
             }
         }
     }
@@ -99,7 +99,7 @@ impl UdpDemux {
         let claim = AccessRequest::Use { service: self.service.clone(), client: ip, request: None };
         if let Err(refusal) = claim.judge(&view) {
             match self.refusals.lock_ignoring_poison().add(ip, now, REFUSED) {
-                true => self.passage(claim, key.client).refuse(&refusal),
+                true => self.record(claim, key.client).refuse(&refusal),
                 false => proxy.context.metrics.refused(refusal.word()),
             }
             return None;
@@ -109,7 +109,7 @@ impl UdpDemux {
             proxy.context.metrics.udp_sessions_evicted.inc();
         }
         let session = Session {
-            passage: self.passage(claim, key.client),
+            record: self.record(claim, key.client),
             place: InTable { proxy: proxy.clone(), key, slot: slot.clone() },
             socket: self.socket.clone(),
             closed: self.closed.clone(),
@@ -118,7 +118,7 @@ impl UdpDemux {
         Some((slot, session.run(queue)))
     }
 
-    fn passage(&self, claim: AccessRequest, client: SocketAddr) -> ConnectionRecord {
+    fn record(&self, claim: AccessRequest, client: SocketAddr) -> ConnectionRecord {
         let word = protocol_word(ServiceProtocol::Udp);
         ConnectionRecord::begin(&self.proxy.context, CrossingDirection::Outbound, word, claim, Some(client))
     }
@@ -138,7 +138,7 @@ impl Drop for InTable {
 }
 
 struct Session {
-    passage: ConnectionRecord,
+    record: ConnectionRecord,
     place: InTable,
     socket: Arc<UdpSocket>,
     closed: CancellationToken,
@@ -147,11 +147,11 @@ struct Session {
 
 impl Session {
     async fn run(self, queue: UdpSessionQueue) {
-        let Session { passage, place, socket, closed, refusals } = self;
-        let meter = passage.meter().clone();
+        let Session { record, place, socket, closed, refusals } = self;
+        let meter = record.meter().clone();
         let near = DatagramSide::client(socket, place.key.client, queue);
         let obstacles = SessionCancellation { slot: Some(&place.slot), closed: Some(&closed) };
-        let is_over_in_order = cross(&place.proxy, passage, place.key.client, near, obstacles).await;
+        let is_over_in_order = cross(&place.proxy, record, place.key.client, near, obstacles).await;
         // A client that continues to send must not create a record with every datagram.
         if !is_over_in_order && meter.received() == 0 {
             refusals.lock_ignoring_poison().add(place.key.client.ip(), Instant::now(), FAILED);
@@ -162,61 +162,62 @@ impl Session {
 /// Serves a session from its first datagram to its end. Returns false when it was refused or failed.
 async fn cross(
     proxy: &Arc<Proxy>,
-    mut passage: ConnectionRecord,
+    mut record: ConnectionRecord,
     client: SocketAddr,
     mut near: DatagramSide,
     obstacles: SessionCancellation<'_>,
 ) -> bool {
     // Limits may refuse where the policy allows. UDP has no reply for that: the datagram is dropped.
-    let admitted = match passage.admit_connection() {
+    let admitted = match record.admit_connection() {
         Ok(admitted) => admitted,
-        Err(refusal) => return refused(passage, &refusal),
+        Err(refusal) => return refused(record, &refusal),
     };
     let AccessRequest::Use { service, .. } = &admitted.entry.claim else { return false };
     let Some(presence) = admitted.view.presences.get(service) else { return false };
     if let Some(here) = local_service(&admitted, presence) {
         let service = here.name.clone();
-        return carry_to_backend(proxy, passage, admitted, service, &mut near, obstacles).await;
+        return carry_to_backend(proxy, record, admitted, service, &mut near, obstacles).await;
     }
-    let crossing = CrossingHeader::new(StreamContent::Datagrams, client);
+    let crossing =
+        CrossingHeader::new(StreamContent::Datagrams, client).with_trace(record.span().stream_context());
     let opened =
         match admitted.entry.until_cut(pin!(open_for_service(proxy, &admitted, presence, crossing))).await {
             Ok(opened) => opened,
             Err(cut) => {
-                passage.cut(&cut);
+                record.cut(&cut);
                 return true;
             }
         };
     let (mut far, _slot) = match opened {
         Ok(ClientStream { stream, slot }) => (DatagramSide::stream(stream), slot),
-        Err(refusal) => return refused(passage, &refusal),
+        Err(refusal) => return refused(record, &refusal),
     };
     let entry = admitted.into_entry();
-    let meter = passage.meter().clone();
+    let meter = record.meter().clone();
     tokio::select! {
         biased;
         cut = entry.cut() => {
             far.give_up(code_for_cut(&cut));
-            passage.cut(&cut);
+            record.cut(&cut);
             true
         }
         (end, why) = obstacles.met() => {
             far.give_up(ResetCode::Abandoned);
-            passage.end(end, Some(why.to_owned()));
+            record.end(end, Some(why.to_owned()));
             true
         }
         ended = carry(&mut near, &mut far, &meter, &proxy.options.udp, &proxy.context.metrics) => {
             let is_over_in_order = matches!(ended, CopyEnd::Idle | CopyEnd::Done);
             let ended = Ok(ended);
             far.give_up(end_reason::reset_code(&ended));
-            end_reason::close_record(passage, &ended, Some(meter.received()));
+            end_reason::close_record(record, &ended, Some(meter.received()));
             is_over_in_order
         }
     }
 }
 
-fn refused(passage: ConnectionRecord, refusal: &PolicyRefusal) -> bool {
-    passage.refuse(refusal);
+fn refused(record: ConnectionRecord, refusal: &PolicyRefusal) -> bool {
+    record.refuse(refusal);
     false
 }
 

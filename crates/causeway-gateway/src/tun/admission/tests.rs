@@ -21,16 +21,8 @@ fn peer() -> TunnelPeerEntry {
 fn view(policies: Option<Vec<&str>>) -> NetmapView {
     let mut view = NetmapView::default();
     view.gateway = Some(GatewayEntry {
-        name: "oslo-1".into(),
-        site: "oslo".into(),
-        ip: None,
-        presence_cidrs: Vec::new(),
-        priority: 0,
-        relay: false,
-        prefer: Default::default(),
-        drain: false,
         tunnel_networks: vec!["10.1.0.0/16".parse().unwrap()],
-        mappings: Vec::new(),
+        ..GatewayEntry::named("oslo-1", "oslo")
     });
     let members = ["oslo", "rome"].map(Into::into).to_vec();
     let policies = policies.map(|names| names.into_iter().map(Into::into).collect());
@@ -94,7 +86,7 @@ fn sites_without_a_common_community_exchange_nothing() {
 #[test]
 fn listeners_of_the_gateway_itself_are_not_reached_through_the_tunnel() {
     let listeners = OwnListeners::default();
-    listeners.keep("admin", Transport::Tcp, "0.0.0.0:9090".parse().unwrap());
+    listeners.keep("admin", SocketProtocol::Tcp, "0.0.0.0:9090".parse().unwrap());
     let own = OwnSockets {
         listeners: listeners.registered(),
         addresses: vec!["10.1.0.5".parse().unwrap()],

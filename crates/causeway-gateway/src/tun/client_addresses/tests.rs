@@ -63,6 +63,24 @@ fn clients_without_a_free_address_share_one_by_port() {
 }
 
 #[test]
+fn the_clients_of_one_peer_leave_a_quarter_of_the_addresses_to_other_peers() {
+    // The upper half has 31 usable addresses, of which one is shared: 30 for clients, 23 of them for one peer.
+    let mut given = addresses("198.18.0.0/26");
+    let own = |given: &mut ClientAddresses, peer: usize| {
+        let clients = (0..200).map(|number| ClientId { peer, number: IpAddr::from([240, 0, 0, number]) });
+        clients.filter(|client| given.assign(*client, "rome", SCTP, 0).is_some()).count()
+    };
+    assert_eq!(own(&mut given, 0), 23);
+    assert_eq!(own(&mut given, 1), 7, "another peer has the rest");
+    let end = given.assign(client(250), "rome", TCP, 5000).unwrap();
+    assert_eq!(end.address, "198.18.0.62".parse::<IpAddr>().unwrap(), "over its part a peer shares by port");
+    given.forget_peer(1);
+    assert_eq!(own(&mut given, 0), 23, "its part does not grow with what other peers gave back");
+    given.retain(|_| false, |_, _| false);
+    assert_eq!(own(&mut given, 1), 23, "entries that no flow uses are not counted");
+}
+
+#[test]
 fn addresses_that_are_taken_are_not_given() {
     let taken: BTreeSet<IpAddr> = ["198.18.0.4", "198.18.0.6"].map(|text| text.parse().unwrap()).into();
     let mut given = ClientAddresses::default();

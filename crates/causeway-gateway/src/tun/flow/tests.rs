@@ -115,8 +115,9 @@ fn flows_end_when_idle_when_closed_and_when_revoked() {
         table.begin(one_more, 0, start(&one_more), right(), now, SystemTime::now()).err(),
         Some(FlowRefusal::Full)
     );
-    let fin =
-        |flags| Transport::Tcp(TcpHeader { source: 0, destination: 0, sequence: 0, header_bytes: 20, flags });
+    let fin = |flags| {
+        TransportHeader::Tcp(TcpHeader { source: 0, destination: 0, sequence: 0, header_bytes: 20, flags })
+    };
     let flow = table.get_mut(&key(packet::TCP, 2)).unwrap();
     flow.count(Direction::Outbound, 100, 1, &fin(TcpHeader::FIN), now);
     flow.count(Direction::Inbound, 50, 2, &fin(TcpHeader::FIN), now);
@@ -176,10 +177,10 @@ fn a_connection_that_was_not_answered_is_forgotten_after_four_minutes() {
     for port in [1, 2] {
         begin_at(&mut table, port, 1, Direction::Inbound).unwrap();
         let flow = table.get_mut(&tcp_key(port)).unwrap();
-        flow.count(Direction::Inbound, 40, 1, &Transport::Opaque, now);
+        flow.count(Direction::Inbound, 40, 1, &TransportHeader::Opaque, now);
     }
     let answered = table.get_mut(&tcp_key(2)).unwrap();
-    answered.count(Direction::Outbound, 40, 1, &Transport::Opaque, now);
+    answered.count(Direction::Outbound, 40, 1, &TransportHeader::Opaque, now);
     let mut ended = Vec::new();
     table.expire(now + Duration::from_secs(239), |flow, _| ended.push(flow.key.remote_port));
     assert_eq!(ended, [0; 0]);

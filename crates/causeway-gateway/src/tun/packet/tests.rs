@@ -20,7 +20,7 @@ fn a_tcp_segment_has_addresses_ports_and_flags() {
     assert_eq!((packet.source, packet.length), ("10.0.0.7".parse().unwrap(), 47));
     assert_eq!((packet.destination, packet.transport_at), ("10.1.0.9".parse().unwrap(), 20));
     assert_eq!((packet.hop_limit, packet.fragment), (61, Fragment::Whole));
-    let Transport::Tcp(tcp) = packet.transport else { panic!("{packet:?}") };
+    let TransportHeader::Tcp(tcp) = packet.transport else { panic!("{packet:?}") };
     assert_eq!((tcp.source, tcp.destination, tcp.sequence, tcp.header_bytes), (4000, 443, 77, 20));
     assert_eq!(tcp.flags, TcpHeader::FIN | TcpHeader::ACK);
 }
@@ -43,7 +43,7 @@ fn a_first_fragment_must_hold_its_whole_transport_header() {
     assert_eq!(parse(&header(true, 0, &whole)).unwrap().fragment, Fragment::First { id: 99 });
     // The bytes of a later fragment are not a header, whatever they look like.
     let later = parse(&header(false, 3, &[1; 3])).unwrap();
-    assert_eq!((later.fragment, later.transport), (Fragment::Later { id: 99 }, Transport::Opaque));
+    assert_eq!((later.fragment, later.transport), (Fragment::Later { id: 99 }, TransportHeader::Opaque));
     assert_eq!(parse(&header(false, 0x1fff, &[0; 100])), Err(PacketError::Length), "ping of death");
 }
 
@@ -59,7 +59,7 @@ fn extension_headers_are_walked_and_source_routes_refused() {
         changed[4..6].copy_from_slice(&length.to_be_bytes());
         changed
     };
-    let udp = Transport::Udp { source: 5, destination: 6 };
+    let udp = TransportHeader::Udp { source: 5, destination: 6 };
     assert_eq!(parse(&bytes).unwrap().transport, udp);
     let hop_by_hop = parse(&insert(0, &[UDP, 0, 1, 4, 0, 0, 0, 0])).unwrap();
     assert_eq!((hop_by_hop.transport, hop_by_hop.transport_at), (udp, 48));
@@ -82,14 +82,14 @@ fn icmp_of_both_versions_is_told_apart() {
     let mut bytes = Vec::new();
     let builder = PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
     builder.icmpv4_echo_request(7, 1).write(&mut bytes, b"ping").unwrap();
-    assert_eq!(parse(&bytes).unwrap().transport, Transport::Echo { request: true, id: 7 });
+    assert_eq!(parse(&bytes).unwrap().transport, TransportHeader::Echo { request: true, id: 7 });
     bytes[20] = 11;
-    assert_eq!(parse(&bytes).unwrap().transport, Transport::IcmpError { kind: 11, code: 0 });
+    assert_eq!(parse(&bytes).unwrap().transport, TransportHeader::IcmpError { kind: 11, code: 0 });
     let mut bytes = Vec::new();
     PacketBuilder::ipv6([1; 16], [2; 16], 64).icmpv6_echo_reply(7, 1).write(&mut bytes, b"ping").unwrap();
-    assert_eq!(parse(&bytes).unwrap().transport, Transport::Echo { request: false, id: 7 });
+    assert_eq!(parse(&bytes).unwrap().transport, TransportHeader::Echo { request: false, id: 7 });
     bytes[40] = 2;
-    assert_eq!(parse(&bytes).unwrap().transport, Transport::IcmpError { kind: 2, code: 0 });
+    assert_eq!(parse(&bytes).unwrap().transport, TransportHeader::IcmpError { kind: 2, code: 0 });
 }
 
 #[test]
@@ -97,7 +97,10 @@ fn a_quoted_packet_may_be_cut_off() {
     let bytes = tcp_v4(&[0; 100]);
     assert_eq!(parse(&bytes[..28]), Err(PacketError::Length));
     let quoted = parse_quoted(&bytes[..28]).unwrap();
-    assert!(matches!(quoted.transport, Transport::Tcp(TcpHeader { source: 4000, destination: 443, .. })));
+    assert!(matches!(
+        quoted.transport,
+        TransportHeader::Tcp(TcpHeader { source: 4000, destination: 443, .. })
+    ));
     assert_eq!(parse_quoted(&bytes[..27]), Err(PacketError::Truncated));
 }
 
@@ -139,12 +142,12 @@ proptest! {
         let packet = parse(&bytes).unwrap();
         let read = etherparse::SlicedPacket::from_ip(&bytes).unwrap();
         match (read.transport.unwrap(), packet.transport) {
-            (etherparse::TransportSlice::Tcp(known), Transport::Tcp(found)) => {
+            (etherparse::TransportSlice::Tcp(known), TransportHeader::Tcp(found)) => {
                 prop_assert_eq!((known.source_port(), known.destination_port()), (found.source, found.destination));
                 prop_assert_eq!(known.sequence_number(), found.sequence);
                 prop_assert_eq!((found.flags, found.header_bytes), (TcpHeader::SYN, known.header_len()));
             }
-            (etherparse::TransportSlice::Udp(known), Transport::Udp { source, destination }) => {
+            (etherparse::TransportSlice::Udp(known), TransportHeader::Udp { source, destination }) => {
                 prop_assert_eq!((known.source_port(), known.destination_port()), (source, destination));
             }
             other => prop_assert!(false, "{:?}", other),

@@ -6,17 +6,25 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn at(text: &str) -> SocketAddr {
+fn socket(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
+fn at(text: &str) -> PathTarget {
+    socket(text).into()
+}
+
+fn relay(number: u8) -> PathTarget {
+    RelayId::of(&[number; 32]).into()
+}
+
 /// Runs a selector for a time; addresses in `answers` reply after their round trip.
-fn run(selector: &mut PathSelector, now: &mut Instant, millis: u64, answers: &[(SocketAddr, u64)]) -> usize {
+fn run(selector: &mut PathSelector, now: &mut Instant, millis: u64, answers: &[(PathTarget, u64)]) -> usize {
     let mut sent = 0;
     for _ in 0..millis / 50 {
         while let Some(probe) = selector.next_probe(*now, true) {
             sent += 1;
-            if let Some((_, time)) = answers.iter().find(|(address, _)| *address == probe.address) {
+            if let Some((_, time)) = answers.iter().find(|(target, _)| *target == probe.target) {
                 selector.handle_reply(probe.id, *now + Duration::from_millis(*time));
             }
         }
@@ -90,7 +98,7 @@ fn a_handshake_selects_the_first_address_and_changes_no_other() {
     assert!(selector.handle_confirmed(at("192.0.2.1:1"), now));
     assert!(!selector.handle_confirmed(at("192.0.2.2:2"), now));
     assert_eq!(selector.selected(), Some(at("192.0.2.1:1")));
-    assert!(selector.next_probe(now, true).is_some_and(|probe| probe.address == at("192.0.2.2:2")));
+    assert!(selector.next_probe(now, true).is_some_and(|probe| probe.target == at("192.0.2.2:2")));
 }
 
 #[test]
@@ -104,6 +112,71 @@ fn a_silent_path_is_stale_until_the_peer_is_heard_from_it() {
     assert!(selector.is_stale(later), "another address says nothing about this one");
     selector.handle_seen(address, later);
     assert!(!selector.is_stale(later));
+}
+
+#[test]
+fn a_direct_path_replaces_a_relay_and_a_relay_stands_in_for_a_direct_path_that_is_lost() {
+    let (mut now, address) = (Instant::now(), at("192.0.2.1:1"));
+    let mut selector = PathSelector::new(now);
+    selector.follow(CandidateSource::Planned, [address], now);
+    selector.follow(CandidateSource::Relay, [relay(1), relay(2)], now);
+    run(&mut selector, &mut now, 100, &[(relay(1), 30)]);
+    assert_eq!(selector.selected(), Some(relay(1)));
+    run(&mut selector, &mut now, 20_000, &[(relay(1), 30)]);
+    assert_eq!(selector.not_direct(), Some(NotDirect::NoReply { addresses: 1 }), "the search goes on");
+    run(&mut selector, &mut now, 60_000, &[(relay(1), 30), (relay(2), 5)]);
+    assert_eq!(selector.selected(), Some(relay(2)), "the faster of two relays");
+    // Even a slower direct path is chosen, after its second reply.
+    run(&mut selector, &mut now, 20_000, &[(relay(2), 5), (address, 80)]);
+    assert_eq!((selector.selected(), selector.not_direct()), (Some(address), None));
+    run(&mut selector, &mut now, 300_000, &[(relay(2), 5), (address, 80)]);
+    assert_eq!(selector.selected(), Some(address), "no relay replaces a direct path that works");
+    selector.handle_lost(now);
+    run(&mut selector, &mut now, 100, &[(relay(2), 5)]);
+    assert_eq!(selector.selected(), Some(relay(2)));
+    // A gateway that is no relay any more, or no peer, is left at once.
+    selector.follow(CandidateSource::Relay, [relay(1)], now);
+    assert_eq!(selector.selected(), None);
+    assert!(!selector.handle_confirmed(relay(2), now), "an unknown relay is not selected");
+}
+
+#[test]
+fn a_direct_path_that_answers_once_replaces_no_relay() {
+    let (mut now, address) = (Instant::now(), at("192.0.2.1:1"));
+    let mut selector = PathSelector::new(now);
+    selector.follow(CandidateSource::Planned, [address], now);
+    selector.follow(CandidateSource::Relay, [relay(1)], now);
+    run(&mut selector, &mut now, 100, &[(relay(1), 30)]);
+    for _ in 0..4 {
+        let mut answered = false;
+        for _ in 0..400 {
+            while let Some(probe) = selector.next_probe(now, true) {
+                // Every second probe of the address is lost.
+                if probe.target == relay(1) || !std::mem::replace(&mut answered, true) {
+                    selector.handle_reply(probe.id, now + Duration::from_millis(30));
+                } else {
+                    answered = false;
+                }
+            }
+            now += Duration::from_millis(50);
+        }
+        assert_eq!(selector.selected(), Some(relay(1)));
+    }
+}
+
+#[test]
+fn a_faster_relay_that_loses_probes_is_not_better() {
+    let mut now = Instant::now();
+    let mut selector = PathSelector::new(now);
+    selector.follow(CandidateSource::Relay, [relay(1), relay(2)], now);
+    run(&mut selector, &mut now, 100, &[(relay(1), 60)]);
+    run(&mut selector, &mut now, 20_000, &[(relay(1), 60), (relay(2), 60)]);
+    run(&mut selector, &mut now, 120_000, &[(relay(1), 60)]);
+    // The other one answers again, and faster, after its last probes were lost.
+    run(&mut selector, &mut now, 50_000, &[(relay(1), 60), (relay(2), 5)]);
+    assert_eq!(selector.selected(), Some(relay(1)));
+    run(&mut selector, &mut now, 600_000, &[(relay(1), 60), (relay(2), 5)]);
+    assert_eq!(selector.selected(), Some(relay(2)));
 }
 
 /// A NAT: its outside address, whether each destination gets a port of its own, and which senders pass.
@@ -126,7 +199,7 @@ struct End {
 
 impl End {
     fn new(nat: Nat, reflexive: &str, now: Instant) -> End {
-        End { selector: PathSelector::new(now), nat, reflexive: at(reflexive), sent_to: Vec::new() }
+        End { selector: PathSelector::new(now), nat, reflexive: socket(reflexive), sent_to: Vec::new() }
     }
 
     /// Sends through the NAT, and returns the source address on the way.
@@ -175,8 +248,9 @@ fn punch(nats: [Nat; 2], seed: u64) -> ([bool; 2], Option<Duration>) {
         }
         for index in 0..2 {
             while let Some(probe) = ends[index].selector.next_probe(now, true) {
-                let from = ends[index].send(probe.address);
-                if !ends[1 - index].takes(from, probe.address) {
+                let PathTarget::Direct(address) = probe.target else { continue };
+                let from = ends[index].send(address);
+                if !ends[1 - index].takes(from, address) {
                     continue;
                 }
                 ends[1 - index].selector.handle_seen(from, now);
@@ -223,15 +297,15 @@ proptest! {
         let mut now = Instant::now();
         let mut selector = PathSelector::new(now);
         let mut answered = HashSet::new();
-        let mut probes: Vec<AddressProbe> = Vec::new();
+        let mut probes: Vec<TargetProbe> = Vec::new();
         for (kind, port) in events {
-            let address = SocketAddr::from(([192, 0, 2, 1], 1 + port));
+            let address = PathTarget::from(SocketAddr::from(([192, 0, 2, 1], 1 + port)));
             match kind {
                 0 => selector.follow(CandidateSource::Told, [address], now),
                 1 => selector.handle_seen(address, now),
                 2 => selector.handle_lost(now),
                 3 => if let Some(probe) = probes.pop() && selector.handle_reply(probe.id, now) {
-                    answered.insert(probe.address);
+                    answered.insert(probe.target);
                 },
                 4 => probes.extend(std::iter::from_fn(|| selector.next_probe(now, true))),
                 _ => now += Duration::from_millis(u64::from(port) * 100),

@@ -104,7 +104,7 @@ fn normal(mut bytes: Vec<u8>) -> Vec<u8> {
             if packet.protocol == packet::ICMP { Some(2) } else { packet::checksum_offset(packet.protocol) };
         places.extend(offset.map(|offset| packet.transport_at + offset));
     }
-    if let Transport::IcmpError { .. } = packet.transport {
+    if let TransportHeader::IcmpError { .. } = packet.transport {
         let at = packet::quoted_at(&packet);
         let inner = packet::parse_quoted(&bytes[at..]).unwrap();
         if inner.source.is_ipv4() {
@@ -180,7 +180,7 @@ proptest! {
         let expected = sum(&new);
         prop_assert!(found == expected || found.is_multiple_of(0xffff) && expected.is_multiple_of(0xffff));
         let changed = parse(&bytes).unwrap();
-        prop_assert!(matches!(changed.transport, Transport::Tcp(tcp) if tcp.source == new.source_port));
+        prop_assert!(matches!(changed.transport, TransportHeader::Tcp(tcp) if tcp.source == new.source_port));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::peers::PeerTable;
 use crate::tun::admission::{self, FlowRefusal, FlowRight, FlowStart};
 use crate::tun::counters::DropReason;
 use crate::tun::flow::{Flow, FlowKey, FlowTable, FragmentKey, Lookup, lookup, target_port};
-use crate::tun::packet::{Fragment, ParsedPacket, TcpHeader, Transport};
+use crate::tun::packet::{Fragment, ParsedPacket, TcpHeader, TransportHeader};
 use crate::tun::plan::ForwardPlan;
 use crate::tun::translate::Direction;
 
@@ -64,6 +64,13 @@ pub fn admit(
         }
         Lookup::Related(key) => {
             let flow = flows.get_mut(&key).ok_or(NotAdmitted::Drop(DropReason::NoFlow))?;
+            // An error ends connections or shrinks their packets: only the site of the flow reports one.
+            if from.is_some_and(|from| !peers.are_of_one_site(from, flow.peer)) {
+                return Err(NotAdmitted::Drop(DropReason::Spoofed));
+            }
+            if flow.service.is_some() {
+                return Err(NotAdmitted::Drop(DropReason::NoFlow));
+            }
             return Ok((from.unwrap_or(flow.peer), false));
         }
         Lookup::Unrelated => return Err(NotAdmitted::Drop(DropReason::NoFlow)),
@@ -95,7 +102,7 @@ pub fn admit(
         return Ok((peer, false));
     }
     if matches!(packet.fragment, Fragment::Later { .. })
-        || matches!(packet.transport, Transport::Echo { request: false, .. })
+        || matches!(packet.transport, TransportHeader::Echo { request: false, .. })
     {
         return Err(NotAdmitted::Drop(DropReason::NoFlow));
     }
@@ -119,8 +126,8 @@ fn is_behind(plan: &ForwardPlan, peers: &PeerTable, peer: usize, address: IpAddr
 }
 
 /// Tells whether the packet is the first of a TCP connection: SYN without ACK (RFC 9293, 3.5).
-pub fn begins_connection(transport: &Transport) -> bool {
-    matches!(transport, Transport::Tcp(tcp) if tcp.flags & (TcpHeader::SYN | TcpHeader::ACK) == TcpHeader::SYN)
+pub fn begins_connection(transport: &TransportHeader) -> bool {
+    matches!(transport, TransportHeader::Tcp(tcp) if tcp.flags & (TcpHeader::SYN | TcpHeader::ACK) == TcpHeader::SYN)
 }
 
 fn begin<'flows>(
@@ -135,7 +142,7 @@ fn begin<'flows>(
     let mut judged = judge_start(plan, peers, key, peer, arrival.direction);
     // This gateway may have been restarted in the middle of a connection: a segment that does not begin one may
     // belong to a connection that the other end began.
-    let is_reply = matches!(arrival.packet.transport, Transport::Tcp(_))
+    let is_reply = matches!(arrival.packet.transport, TransportHeader::Tcp(_))
         && !begins_connection(&arrival.packet.transport);
     if judged.is_err() && is_reply {
         let other = match arrival.direction {

@@ -18,7 +18,7 @@ use crate::tun::client_addresses::{ClientAddresses, ClientEnd, ClientId};
 use crate::tun::client_numbers::{ClientNumbers, is_number};
 use crate::tun::counters::DropReason;
 use crate::tun::flow::{Flow, FlowKey, FlowTable, FragmentKey, Lookup, ServiceFlow, ServiceSide, lookup};
-use crate::tun::packet::{self, Fragment, Transport};
+use crate::tun::packet::{self, Fragment, TransportHeader};
 use crate::tun::plan::ForwardPlan;
 use crate::tun::rewrite::PacketEnds;
 use crate::tun::service_plan::PlannedService;
@@ -206,7 +206,7 @@ impl Admission<'_> {
             self.note_fragment(&on_packet, key);
             return self.pass(&key, false);
         }
-        let is_reply = matches!(packet.transport, Transport::Echo { request: false, .. });
+        let is_reply = matches!(packet.transport, TransportHeader::Echo { request: false, .. });
         match role {
             _ if is_reply => drop(DropReason::NoFlow),
             PacketRole::ClientSends(presence) => self.begin_at_client(presence, &on_packet),
@@ -431,12 +431,13 @@ fn judge_at_server(
     let port = service.server_port(start.protocol, start.port);
     let is_local = |address: IpAddr| plan.own.addresses.contains(&address);
     let address = SocketAddr::new(service.ip, port.max(1));
-    let transport = if start.protocol == packet::UDP { dial::Transport::Udp } else { dial::Transport::Tcp };
+    let transport =
+        if start.protocol == packet::UDP { dial::SocketProtocol::Udp } else { dial::SocketProtocol::Tcp };
     let listeners = match start.protocol {
         packet::TCP | packet::UDP => plan.own.listeners.as_slice(),
         _ => &[],
     };
-    match dial::judge(&plan.own.rules, listeners, is_local, transport, address) {
+    match dial::check_address(&plan.own.rules, listeners, is_local, transport, address) {
         Ok(()) => Ok(right),
         Err(dial::Denied::OwnListener { .. }) => Err(FlowRefusal::OwnListener),
         Err(_) => Err(FlowRefusal::ServerDenied),

@@ -6,6 +6,7 @@ use std::time::{Instant, SystemTime};
 use super::admit::{Arrival, NotAdmitted};
 use super::admit_service::AdmittedPacket;
 use super::peers::CarriedProbe;
+use super::relay::SendWay;
 use super::{Worker, records};
 use crate::tun::checksum::ChecksumState;
 use crate::tun::counters::DropReason;
@@ -13,11 +14,13 @@ use crate::tun::mss;
 use crate::tun::noise::{self, COOKIE_REPLY, DATA, DATA_HEADER_BYTES, INITIATION, RESPONSE};
 use crate::tun::offload::FrameHeader;
 use crate::tun::packet;
-use crate::tun::path_selector::{CandidateSource, PathSelector};
-use crate::tun::peer_message::{MESSAGE_BYTES_MAX, PeerMessage};
+use crate::tun::path_selector::{CandidateSource, PathSelector, PathTarget};
+use crate::tun::peer_message::PeerMessage;
+use crate::tun::relay_frame::{self, RelayId};
 use crate::tun::reply::{REPLY_MAX, ReplyReason, reply};
 use crate::tun::rewrite::rewrite;
 use crate::tun::session::{OpenError, Opened};
+use crate::tun::traffic_class;
 use crate::tun::translate::Direction;
 
 /// The way by which a message came.
@@ -26,6 +29,34 @@ pub enum Origin {
     Address(SocketAddr),
     /// Over the channel, whose other end is this peer.
     Channel(usize),
+    /// Through a relay, which names this peer as the sender.
+    Relay {
+        relay: RelayId,
+        from: usize,
+    },
+}
+
+impl Origin {
+    /// Returns the peer that the way names. A message of another one is not authentic.
+    fn sender(self) -> Option<usize> {
+        match self {
+            Origin::Address(_) => None,
+            Origin::Channel(slot) | Origin::Relay { from: slot, .. } => Some(slot),
+        }
+    }
+
+    fn target(self) -> Option<PathTarget> {
+        match self {
+            Origin::Address(from) => Some(from.into()),
+            Origin::Relay { relay, .. } => Some(relay.into()),
+            Origin::Channel(_) => None,
+        }
+    }
+
+    /// Returns the way back.
+    fn way(self) -> SendWay {
+        self.target().map_or(SendWay::Channel, SendWay::Path)
+    }
 }
 
 /// Initiations per second above which senders must prove their address by a cookie.
@@ -53,6 +84,11 @@ impl Worker {
         if message.len() != noise::INITIATION_BYTES || self.macs.check(message).is_err() {
             return self.counters.drop(DropReason::NotAuthentic);
         }
+        if let Some(peer) = origin.sender().and_then(|sender| self.peers.get_mut(sender))
+            && !peer.session.admits_initiation(now)
+        {
+            return self.counters.drop(DropReason::Limit);
+        }
         self.initiations.0 += 1;
         if self.initiations.0 > INITIATIONS_BEFORE_COOKIES
             && let Origin::Address(from) = origin
@@ -62,7 +98,7 @@ impl Worker {
                 let mut nonce = [0; 24];
                 super::random(&mut nonce);
                 if let Some(reply) = self.macs.cookie_reply(message, &cookie, nonce) {
-                    let _ = self.socket.send(from, &reply, reply.len());
+                    let _ = self.socket.send(from, &reply, reply.len(), 0);
                 }
                 return;
             }
@@ -73,7 +109,7 @@ impl Worker {
         let Some(slot) = self.peers.by_key(&initiation.peer) else {
             return self.counters.drop(DropReason::NotAuthentic);
         };
-        if matches!(origin, Origin::Channel(sender) if sender != slot) {
+        if origin.sender().is_some_and(|sender| sender != slot) {
             return self.counters.drop(DropReason::NotAuthentic);
         }
         let index = super::random_index();
@@ -82,16 +118,7 @@ impl Worker {
             return self.counters.drop(DropReason::Replayed);
         };
         self.peers.note_index(slot, index);
-        match origin {
-            Origin::Address(from) => {
-                let _ = self.socket.send(from, &response, response.len());
-            }
-            Origin::Channel(_) => {
-                if let Some(peer) = self.peers.get(slot) {
-                    self.shared.carrier.try_send(&peer.planned.entry.gateway, &response);
-                }
-            }
-        }
+        self.send_by(slot, origin.way(), &response, now);
     }
 
     fn handle_response(&mut self, message: &[u8], origin: Origin, now: Instant) {
@@ -122,6 +149,9 @@ impl Worker {
         let Some((slot, peer)) = slot.and_then(|slot| Some((slot, self.peers.get_mut(slot)?))) else {
             return self.counters.drop(DropReason::NotAuthentic);
         };
+        if matches!(origin, Origin::Relay { from, .. } if from != slot) {
+            return self.counters.drop(DropReason::NotAuthentic);
+        }
         let had_handshake = peer.session.last_handshake();
         let opened = match peer.session.open(message, now) {
             Ok(Opened::Packet(packet)) => packet.len(),
@@ -132,10 +162,10 @@ impl Worker {
         let is_new_session = peer.session.last_handshake() != had_handshake;
         // IP packets begin with their version; see `peer_message`.
         let is_packet = opened > 0 && message[DATA_HEADER_BYTES] >= 0x40;
-        match origin {
-            Origin::Address(from) => peer.note_address(from, is_packet, now),
-            Origin::Channel(_) if is_packet => peer.note_carried(now),
-            Origin::Channel(_) => {}
+        match origin.target() {
+            Some(from) => peer.note_path(from, is_packet, now),
+            None if is_packet => peer.note_carried(now),
+            None => {}
         }
         if is_new_session {
             self.counters.handshakes += 1;
@@ -157,10 +187,19 @@ impl Worker {
     /// Takes an authentic packet of a peer; `buffer` has room for a frame header before it.
     fn handle_packet(&mut self, slot: usize, buffer: &mut [u8], origin: Origin, now: Instant) {
         let bytes = &mut buffer[FrameHeader::BYTES..];
+        if let Some(hop) = relay_frame::read(bytes) {
+            return self.handle_relay_frame(slot, hop, bytes, origin, now);
+        }
         if let Some(message) = PeerMessage::read(bytes) {
             return self.handle_peer_message(slot, message, origin, now);
         }
         let Ok(mut packet) = packet::parse(bytes) else { return self.counters.drop(DropReason::Malformed) };
+        if self.outer_class != 0 {
+            match traffic_class::combine(bytes, self.outer_class) {
+                Some(class) => packet.traffic_class = class,
+                None => return self.counters.drop(DropReason::Congestion),
+            }
+        }
         let Some(peer) = self.peers.get_mut(slot) else { return };
         peer.used = Some(now);
         peer.received.add(1, packet.length);
@@ -221,16 +260,16 @@ impl Worker {
     fn handle_peer_message(&mut self, slot: usize, message: PeerMessage, origin: Origin, now: Instant) {
         match (message, origin) {
             (PeerMessage::ProbeRequest { id }, _) => self.reply_to_probe(slot, id, origin, now),
-            (PeerMessage::ProbeReply { id, seen }, Origin::Address(_)) => {
+            (PeerMessage::ProbeReply { id, seen }, Origin::Address(_) | Origin::Relay { .. }) => {
+                // Collected packets take the path for which they were sealed.
+                self.flush_train();
+                let seen = seen.filter(|_| matches!(origin, Origin::Address(_)));
                 let Some(peer) = self.peers.get_mut(slot) else { return };
                 match PathSelector::is_own(id) {
                     true => peer.note_reply(id, now),
                     false => peer.monitor.handle_reply(id, now),
                 }
-                let known = peer.reflexive.map(|(address, _)| address);
-                peer.reflexive = seen.map(|address| (address, now)).or(peer.reflexive);
-                // Only a relay is believed.
-                if peer.planned.entry.relay && seen.is_some() && seen != known {
+                if seen.is_some_and(|address| peer.note_reflexive(address, now)) {
                     self.tell_all_addresses(now);
                 }
             }
@@ -240,7 +279,9 @@ impl Worker {
             }
             (PeerMessage::ProbeReply { .. }, Origin::Channel(_)) => {}
             (PeerMessage::Addresses(addresses), _) => {
-                let outside = |address: &SocketAddr| self.peers.towards(address.ip()).is_none();
+                let outside = |address: &SocketAddr| {
+                    self.peers.towards(address.ip()).is_none() && !self.plan.is_on_demand(address.ip())
+                };
                 let addresses: Vec<SocketAddr> = addresses.iter().filter(outside).collect();
                 let Some(peer) = self.peers.get_mut(slot).filter(|peer| !peer.is_plain()) else { return };
                 // The peer has packets to send.
@@ -253,19 +294,10 @@ impl Worker {
     /// Replies by the way the request came, whatever path packets take.
     fn reply_to_probe(&mut self, slot: usize, id: u32, origin: Origin, now: Instant) {
         let seen = match origin {
-            Origin::Address(from) => from,
-            Origin::Channel(_) => {
-                return self.carry_message(slot, PeerMessage::ProbeReply { id, seen: None }, now);
-            }
+            Origin::Address(from) => Some(from),
+            Origin::Channel(_) | Origin::Relay { .. } => None,
         };
-        self.flush_train();
-        let Some(peer) = self.peers.get_mut(slot) else { return };
-        let mut plain = [0; MESSAGE_BYTES_MAX];
-        let reply = PeerMessage::ProbeReply { id, seen: Some(seen) };
-        let Some(length) = reply.write(&mut plain) else { return };
-        if let Some(length) = peer.session.seal_silently(&plain[..length], self.train.room(), now) {
-            let _ = self.socket.send(seen, &self.train.room()[..length], length);
-        }
+        self.send_message(slot, PeerMessage::ProbeReply { id, seen }, origin.way(), now);
     }
 
     /// Tells all peers to which a direct path is searched for that this gateway has another address.
@@ -280,8 +312,8 @@ impl Worker {
     /// Takes note of a handshake that went there and back.
     fn note_handshake(&mut self, slot: usize, origin: Origin, now: Instant) {
         let Some(peer) = self.peers.get_mut(slot) else { return };
-        if let Origin::Address(from) = origin {
-            peer.note_address(from, false, now);
+        if let Some(from) = origin.target() {
+            peer.note_path(from, false, now);
             peer.note_confirmed(from, now);
         }
     }

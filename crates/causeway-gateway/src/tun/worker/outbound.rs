@@ -1,11 +1,12 @@
 //! From the device to the socket.
 
-use std::net::SocketAddr;
 use std::time::{Instant, SystemTime};
 
 use super::admit::{Arrival, NotAdmitted, admit};
 use super::admit_service::{AdmittedPacket, admit_service};
 use super::peers::{CarriedProbe, Peer};
+use super::relay::SendWay;
+use super::train::Lane;
 use super::{Worker, records};
 use crate::tun::cipher::TAG_BYTES;
 use crate::tun::counters::DropReason;
@@ -14,10 +15,12 @@ use crate::tun::noise::DATA_HEADER_BYTES;
 use crate::tun::offload::{FrameHeader, SegmentKind, SplitError, complete_checksum, fragment, split};
 use crate::tun::packet::{self, ParsedPacket};
 use crate::tun::path_monitor::PROBE_SIZE_MAX;
+use crate::tun::path_selector::PathTarget;
 use crate::tun::peer_message::{MESSAGE_BYTES_MAX, PeerMessage};
 use crate::tun::reply::{REPLY_MAX, ReplyReason, reply};
 use crate::tun::rewrite::rewrite;
 use crate::tun::socket::SendError;
+use crate::tun::traffic_class;
 use crate::tun::translate::Direction;
 
 impl Worker {
@@ -37,6 +40,9 @@ impl Worker {
                 (slot, ends)
             }
             Err(NotAdmitted::Drop(reason)) => {
+                if reason == DropReason::NoRoute && self.plan.is_on_demand(packet.destination) {
+                    return self.await_peer(frame, &packet, now);
+                }
                 if reason == DropReason::NoRoute {
                     self.answer_host(bytes, &packet, ReplyReason::Unreachable);
                 }
@@ -119,9 +125,13 @@ impl Worker {
             }
             return self.handle_peer_time(slot, now);
         }
+        if let Some(PathTarget::Relay(relay)) = peer.target() {
+            return self.send_relayed(slot, relay, packet, now);
+        }
+        let lane = Lane { slot, is_relayed: false, traffic_class: traffic_class::of(packet) };
         let mtu = peer.mtu();
         let padded = packet.len().next_multiple_of(16).min(mtu.max(packet.len()));
-        if !self.train.takes(slot, DATA_HEADER_BYTES + padded + TAG_BYTES) {
+        if !self.train.takes(lane, DATA_HEADER_BYTES + padded + TAG_BYTES) {
             self.flush_train();
         }
         let Some(peer) = self.peers.get_mut(slot) else { return };
@@ -129,7 +139,7 @@ impl Worker {
             Some(length) => {
                 peer.sent.add(1, packet.len());
                 self.counters.sent.add(1, packet.len());
-                self.train.push(slot, length);
+                self.train.push(lane, length);
             }
             None => self.counters.drop(DropReason::NoSession),
         }
@@ -137,13 +147,12 @@ impl Worker {
 
     /// Sends the collected packets.
     pub(super) fn flush_train(&mut self) {
-        let Some((slot, bytes, segment, count)) = self.train.take() else { return };
-        let Some(peer) = self.peers.get_mut(slot) else { return };
+        let Some((lane, bytes, segment, count)) = self.train.take() else { return };
+        let Some(peer) = self.peers.get_mut(lane.slot) else { return };
         let mut carried = 0;
-        if peer.needs_channel(Instant::now()) {
+        if !lane.is_relayed && peer.needs_channel(Instant::now()) {
             let name = &peer.planned.entry.gateway;
-            carried =
-                bytes.chunks(segment).filter(|packet| self.shared.carrier.try_send(name, packet)).count();
+            carried = bytes.chunks(segment).filter(|packet| self.shared.carrier.send(name, packet)).count();
         }
         // Without a path that works, the last address of the peer is better than nothing.
         let last = peer.endpoint.filter(|_| carried == 0);
@@ -152,7 +161,7 @@ impl Worker {
             self.counters.dropped[reason as usize] += (count - carried) as u64;
             return;
         };
-        match self.socket.send(endpoint, bytes, segment) {
+        match self.socket.send(endpoint, bytes, segment, lane.traffic_class) {
             Ok(()) => {}
             Err(SendError::TooLong) => {
                 // Only this peer's path is too small; the datagrams are lost as in any network.
@@ -173,7 +182,7 @@ impl Worker {
             let message = peer.session.initiate(&self.keys, index, now, SystemTime::now());
             if let Some(message) = message {
                 self.peers.note_index(slot, index);
-                self.send_initiation(slot, &message);
+                self.send_initiation(slot, &message, now);
             }
         }
         if actions.keepalive {
@@ -188,22 +197,29 @@ impl Worker {
         let Some(peer) = self.peers.get_mut(slot).filter(open) else { return };
         let (is_used, is_unanswered) = (peer.is_used(now), peer.session.is_unanswered(now));
         match peer.selector.selected() {
-            Some(address) => {
+            Some(target) => {
                 if is_unanswered {
                     peer.monitor.suspect(now);
                 }
                 let probe = peer.monitor.handle_time(now, is_used);
                 if peer.monitor.is_dead() {
-                    tracing::debug!(gateway = %peer.planned.entry.gateway, %address, "the direct path is lost");
-                    peer.selector.handle_lost(now);
-                    peer.monitor.handle_new_path(now);
+                    tracing::debug!(gateway = %peer.planned.entry.gateway, ?target, "the path is lost");
+                    peer.note_lost(now);
+                    if let PathTarget::Relay(relay) = target {
+                        self.renew_relay(relay);
+                    }
                 } else if let Some(probe) = probe {
-                    self.send_probe(slot, address, probe.id, probe.size, now);
+                    self.send_probe(slot, target, probe.id, probe.size, now);
                 }
             }
             None if is_unanswered && peer.carried.is_due(now) => {
                 peer.carried.sent = Some(now);
-                self.carry_message(slot, PeerMessage::ProbeRequest { id: CarriedProbe::ID }, now);
+                self.send_message(
+                    slot,
+                    PeerMessage::ProbeRequest { id: CarriedProbe::ID },
+                    SendWay::Channel,
+                    now,
+                );
             }
             None => {}
         }
@@ -214,7 +230,7 @@ impl Worker {
         while let Some(probe) =
             self.peers.get_mut(slot).and_then(|peer| peer.selector.next_probe(now, is_used))
         {
-            self.send_probe(slot, probe.address, probe.id, 0, now);
+            self.send_probe(slot, probe.target, probe.id, 0, now);
         }
     }
 
@@ -236,43 +252,44 @@ impl Worker {
     /// Tells a peer, by the path that works, at which addresses this gateway may be reached directly.
     pub(super) fn tell_addresses(&mut self, slot: usize, now: Instant) {
         let addresses = self.peers.reflexive(now);
-        if !addresses.is_empty() {
-            self.carry_message(slot, PeerMessage::Addresses(addresses), now);
-        }
-    }
-
-    /// Sends a message to a peer over the channel.
-    pub(super) fn carry_message(&mut self, slot: usize, message: PeerMessage, now: Instant) {
-        self.flush_train();
-        let mut plain = [0; MESSAGE_BYTES_MAX];
-        let Some(length) = message.write(&mut plain) else { return };
-        let Some(peer) = self.peers.get_mut(slot) else { return };
-        let Some(sealed) = peer.session.seal_silently(&plain[..length], self.train.room(), now) else {
+        if addresses.is_empty() {
             return;
-        };
-        self.shared.carrier.try_send(&peer.planned.entry.gateway, &self.train.room()[..sealed]);
+        }
+        let target = self.peers.get(slot).and_then(Peer::target).filter(|target| !target.is_direct());
+        let way = target.map_or(SendWay::Channel, SendWay::Path);
+        self.send_message(slot, PeerMessage::Addresses(addresses), way, now);
     }
 
-    /// Sends an initiation by every way: the response shows which one works.
-    fn send_initiation(&mut self, slot: usize, message: &[u8]) {
-        let Some(peer) = self.peers.get_mut(slot) else { return };
-        if let Some(target) = peer.initiation_target() {
-            let _ = self.socket.send(target, message, message.len());
-        }
-        if !peer.is_plain() {
-            self.shared.carrier.try_send(&peer.planned.entry.gateway, message);
+    /// Sends a message to a peer, by a way of its own.
+    pub(super) fn send_message(&mut self, slot: usize, message: PeerMessage, way: SendWay, now: Instant) {
+        let mut plain = [0; MESSAGE_BYTES_MAX];
+        if let Some(length) = message.write(&mut plain) {
+            self.send_silently(slot, &plain[..length], way, now);
         }
     }
 
-    /// Sends a probe to an address, padded to `size` bytes, whatever path packets take.
-    fn send_probe(&mut self, slot: usize, address: SocketAddr, id: u32, size: usize, now: Instant) {
-        self.flush_train();
+    /// Sends an initiation by every way: the response shows which one works. Relays are used where there is no channel.
+    fn send_initiation(&mut self, slot: usize, message: &[u8], now: Instant) {
         let Some(peer) = self.peers.get_mut(slot) else { return };
+        let target = peer.initiation_target();
+        if let Some(target) = target {
+            self.send_by(slot, SendWay::Path(target.into()), message, now);
+        }
+        let Some(peer) = self.peers.get(slot).filter(|peer| !peer.is_plain()) else { return };
+        let relays: Vec<PathTarget> = peer.selector.relays().collect();
+        if !self.send_by(slot, SendWay::Channel, message, now) {
+            for relay in relays {
+                self.send_by(slot, SendWay::Path(relay), message, now);
+            }
+        }
+    }
+
+    /// Sends a probe by a path, padded to `size` bytes, whatever path packets take.
+    fn send_probe(&mut self, slot: usize, target: PathTarget, id: u32, size: usize, now: Instant) {
         let mut plain = [0; PROBE_SIZE_MAX];
         let Some(length) = (PeerMessage::ProbeRequest { id }).write(&mut plain) else { return };
         let Some(plain) = plain.get(..size.max(length)) else { return };
-        let Some(length) = peer.session.seal_silently(plain, self.train.room(), now) else { return };
-        let _ = self.socket.send(address, &self.train.room()[..length], length);
+        self.send_silently(slot, plain, SendWay::Path(target), now);
     }
 
     /// Cuts a packet of IPv4 that may be fragmented and is longer than the path.
@@ -298,7 +315,7 @@ impl Worker {
     }
 
     /// Answers a host of this site.
-    fn answer_host(&mut self, bytes: &[u8], packet: &ParsedPacket, reason: ReplyReason) {
+    pub(super) fn answer_host(&mut self, bytes: &[u8], packet: &ParsedPacket, reason: ReplyReason) {
         if self.replies == 0 {
             return;
         }

@@ -9,9 +9,11 @@ use causeway_netmap::GatewayName;
 use crate::tun::counters::PacketCount;
 use crate::tun::noise::PublicKey;
 use crate::tun::path_monitor::{PathMonitor, USED_FOR};
-use crate::tun::path_selector::{CandidateSource, PathSelector};
+use crate::tun::path_selector::{CandidateSource, PathSelector, PathTarget, RELAYS_MAX};
 use crate::tun::peer_message::AddressList;
 use crate::tun::plan::{ForwardPlan, PlannedPeer};
+use crate::tun::relay_frame::{RELAY_OVERHEAD, RelayId};
+use crate::tun::relay_permit::{RelayBudget, RelayEnd, SENDER_BYTES_PER_SECOND};
 use crate::tun::route_table::RouteTable;
 use crate::tun::session::PeerSession;
 
@@ -23,6 +25,9 @@ const PERSISTENT_KEEPALIVE: Duration = Duration::from_secs(25);
 const HOLD_FOR: Duration = Duration::from_secs(300);
 /// A relay is asked again for this gateway's address after this time, while it is needed.
 const REFLEXIVE_FRESH: Duration = Duration::from_secs(20);
+/// The peers are told an address that a relay has changed at most once in this time. They are also told in every round of
+/// a search.
+const REFLEXIVE_TOLD_PERIOD: Duration = Duration::from_secs(1);
 
 pub struct Peer {
     pub planned: PlannedPeer,
@@ -33,6 +38,8 @@ pub struct Peer {
     pub endpoint: Option<SocketAddr>,
     /// The address of this gateway as the peer sees it, and the time of the reply that says so.
     pub reflexive: Option<(SocketAddr, Instant)>,
+    /// The time of the last change of `reflexive` that the other peers were told.
+    reflexive_told: Option<Instant>,
     pub carried: CarriedProbe,
     /// The planned endpoint that is tried next.
     pub next_endpoint: usize,
@@ -41,6 +48,13 @@ pub struct Peer {
     pub received: PacketCount,
     /// The time of the last packet in either direction.
     pub used: Option<Instant>,
+    /// The time since which the peer is silent, when there was no packet yet.
+    pub since: Instant,
+    /// The groups of sites in which this gateway forwards packets of the peer, and the rate at which it does.
+    pub relay_groups: Vec<u32>,
+    pub relay_budget: RelayBudget,
+    /// The longest packet that crosses by a direct path.
+    mtu_max: usize,
 }
 
 /// A probe over the channel.
@@ -68,8 +82,21 @@ pub enum PeerPath {
     #[default]
     None,
     Direct,
+    /// Over UDP through a relay, which cannot read the packets.
+    Relayed,
     /// Over the channel: between two edges the cloud forwards the packets, and cannot read them.
     Channel,
+}
+
+impl PeerPath {
+    pub fn word(self) -> &'static str {
+        match self {
+            PeerPath::None => "none",
+            PeerPath::Direct => "direct",
+            PeerPath::Relayed => "relayed",
+            PeerPath::Channel => "channel",
+        }
+    }
 }
 
 #[derive(Default)]
@@ -78,6 +105,8 @@ pub struct PeerTable {
     by_key: HashMap<PublicKey, usize>,
     by_name: HashMap<GatewayName, usize>,
     by_index: HashMap<u32, usize>,
+    /// Identifiers that one peer has.
+    by_relay_id: HashMap<RelayId, usize>,
     routes: RouteTable,
 }
 
@@ -112,6 +141,26 @@ impl PeerTable {
 
     pub fn by_index(&self, index: u32) -> Option<usize> {
         self.by_index.get(&index).copied()
+    }
+
+    pub fn by_relay_id(&self, id: RelayId) -> Option<usize> {
+        self.by_relay_id.get(&id).copied()
+    }
+
+    /// Returns a peer as one end of a frame that this gateway forwards.
+    pub fn relay_end(&self, slot: usize, now: Instant) -> Option<RelayEnd<'_>> {
+        let peer = self.get(slot)?;
+        Some(RelayEnd { slot, groups: &peer.relay_groups, is_reachable: peer.is_reachable(now) })
+    }
+
+    /// Returns the name of a relay.
+    pub fn relay_name(&self, id: RelayId) -> Option<&GatewayName> {
+        Some(&self.get(self.by_relay_id(id)?)?.planned.entry.gateway)
+    }
+
+    pub fn are_of_one_site(&self, one: usize, other: usize) -> bool {
+        let site = |slot| self.get(slot).map(|peer| &peer.planned.entry.site);
+        one == other || (site(one).is_some() && site(one) == site(other))
     }
 
     /// Returns the peer behind which an address is.
@@ -164,12 +213,32 @@ impl PeerTable {
             }
         }
         self.index();
+        let relays = self.relays();
         for peer in self.slots.iter_mut().flatten() {
+            peer.relay_groups = plan.relay_groups.of(&peer.planned.entry.site).to_vec();
+            // A relay is reached directly, or not at all: no relay behind a relay.
+            let is_relayed = !peer.is_plain() && !peer.planned.entry.relay;
+            let relays = relays.iter().copied().filter(|_| is_relayed);
+            let before = peer.selector.selected();
+            peer.selector.follow(CandidateSource::Relay, relays, now);
+            if peer.selector.selected() != before {
+                peer.measure(now);
+            }
             // An address behind the tunnel itself would lead sealed packets back into it.
-            peer.planned.endpoints.retain(|endpoint| self.routes.find(endpoint.ip()).is_none());
+            peer.planned.endpoints.retain(|endpoint| {
+                self.routes.find(endpoint.ip()).is_none() && !plan.is_on_demand(endpoint.ip())
+            });
             let endpoints = peer.planned.endpoints.iter().copied();
             peer.selector.follow(CandidateSource::Planned, endpoints, now);
         }
+    }
+
+    /// Returns the peers that forward packets, in the order of their names.
+    fn relays(&self) -> Vec<RelayId> {
+        let mut relays: Vec<&Peer> =
+            self.iter().filter(|peer| peer.planned.entry.relay && !peer.is_plain()).collect();
+        relays.sort_by(|one, other| one.planned.entry.gateway.cmp(&other.planned.entry.gateway));
+        relays.into_iter().take(RELAYS_MAX).map(|peer| RelayId::of(peer.session.peer())).collect()
     }
 
     /// Returns the addresses of this gateway as relays see them.
@@ -196,7 +265,17 @@ impl PeerTable {
             peer.planned.entry.networks.clone().into_iter().map(move |network| (network, slot))
         };
         let routes = RouteTable::new(slots().flat_map(networks));
+        let mut by_relay_id: HashMap<RelayId, usize> = HashMap::new();
+        let mut shared: Vec<RelayId> = Vec::new();
+        for (slot, peer) in slots() {
+            let id = RelayId::of(peer.session.peer());
+            if by_relay_id.insert(id, slot).is_some() {
+                shared.push(id);
+            }
+        }
+        by_relay_id.retain(|id, _| !shared.contains(id));
         (self.by_key, self.by_name, self.by_index, self.routes) = (by_key, by_name, by_index, routes);
+        self.by_relay_id = by_relay_id;
     }
 }
 
@@ -213,12 +292,17 @@ impl Peer {
             planned,
             endpoint: None,
             reflexive: None,
+            reflexive_told: None,
             carried: CarriedProbe::default(),
             next_endpoint: 0,
             staged: Vec::new(),
             sent: PacketCount::default(),
             received: PacketCount::default(),
             used: None,
+            since: now,
+            relay_groups: Vec::new(),
+            relay_budget: RelayBudget::new(SENDER_BYTES_PER_SECOND),
+            mtu_max,
         }
     }
 
@@ -231,20 +315,34 @@ impl Peer {
         self.used.is_some_and(|used| now.duration_since(used) < USED_FOR)
     }
 
-    /// Returns the address to which packets go.
+    /// Returns the path of packets. None: the channel.
+    pub fn target(&self) -> Option<PathTarget> {
+        if self.is_plain() { self.endpoint.map(PathTarget::Direct) } else { self.selector.selected() }
+    }
+
+    /// Returns the address to which packets go directly.
     pub fn direct(&self) -> Option<SocketAddr> {
-        if self.is_plain() { self.endpoint } else { self.selector.selected() }
+        match self.target() {
+            Some(PathTarget::Direct(address)) => Some(address),
+            _ => None,
+        }
     }
 
     pub fn path(&self, now: Instant) -> PeerPath {
-        match self.direct() {
+        match self.target() {
             _ if !self.session.is_open(now) => PeerPath::None,
-            Some(_) => PeerPath::Direct,
+            Some(PathTarget::Direct(_)) => PeerPath::Direct,
+            Some(PathTarget::Relay(_)) => PeerPath::Relayed,
             None => PeerPath::Channel,
         }
     }
 
-    /// Tells whether packets take the channel too, because there is no direct path or it is in doubt. Of two copies the
+    /// Tells whether frames of a relay can be exchanged with the peer.
+    pub fn is_reachable(&self, now: Instant) -> bool {
+        !self.is_plain() && self.selector.is_direct() && self.session.is_open(now)
+    }
+
+    /// Tells whether packets take the channel too, because there is no other path or it is in doubt. Of two copies the
     /// peer takes the first one.
     pub fn needs_channel(&self, now: Instant) -> bool {
         !self.is_plain()
@@ -259,7 +357,7 @@ impl Peer {
             && !self.planned.entry.relay
             && self.is_used(now)
             && self.session.is_open(now)
-            && self.selector.selected().is_none()
+            && !self.selector.is_direct()
     }
 
     /// Tells whether a relay should be asked for this gateway's address.
@@ -280,8 +378,10 @@ impl Peer {
     }
 
     /// Takes note of an authentic message. `is_packet`: of a host, which shows the path that the peer chose.
-    pub fn note_address(&mut self, from: SocketAddr, is_packet: bool, now: Instant) {
-        self.endpoint = Some(from);
+    pub fn note_path(&mut self, from: PathTarget, is_packet: bool, now: Instant) {
+        if let PathTarget::Direct(address) = from {
+            self.endpoint = Some(address);
+        }
         if self.is_plain() {
             return;
         }
@@ -291,25 +391,53 @@ impl Peer {
         self.selector.handle_seen(from, now);
     }
 
-    /// Takes note that a packet of a host came over the channel: the peer may have lost the direct path.
+    /// Takes note that a packet of a host came over the channel: the peer may have lost the path.
     pub fn note_carried(&mut self, now: Instant) {
         if self.selector.selected().is_some() {
             self.monitor.suspect(now);
         }
     }
 
-    /// Takes note that a handshake went there and back by this address.
-    pub fn note_confirmed(&mut self, from: SocketAddr, now: Instant) {
+    /// Takes note that a handshake went there and back by this path.
+    pub fn note_confirmed(&mut self, from: PathTarget, now: Instant) {
         if !self.is_plain() && self.selector.handle_confirmed(from, now) {
-            self.monitor.handle_new_path(now);
+            self.measure(now);
         }
     }
 
-    /// Takes note of the reply to a probe of an address.
+    /// Takes note of the reply to a probe of a path.
     pub fn note_reply(&mut self, id: u32, now: Instant) {
         if self.selector.handle_reply(id, now) {
-            self.monitor.handle_new_path(now);
+            self.measure(now);
         }
+    }
+
+    /// Takes note of the address of this gateway as the peer sees it. True: other peers are to be told, because the address is
+    /// another one. Only a relay is believed, and a relay that was taken over causes no more than one message to each peer
+    /// per `REFLEXIVE_TOLD_PERIOD`.
+    pub fn note_reflexive(&mut self, address: SocketAddr, now: Instant) -> bool {
+        let before = self.reflexive.replace((address, now)).map(|(address, _)| address);
+        let is_early = self
+            .reflexive_told
+            .is_some_and(|told| now.saturating_duration_since(told) < REFLEXIVE_TOLD_PERIOD);
+        if !self.planned.entry.relay || before == Some(address) || is_early {
+            return false;
+        }
+        self.reflexive_told = Some(now);
+        true
+    }
+
+    /// Takes note that the selected path carries nothing any more.
+    pub fn note_lost(&mut self, now: Instant) {
+        self.selector.handle_lost(now);
+        self.measure(now);
+    }
+
+    /// Measures the path that is selected now. A relay carries smaller packets.
+    fn measure(&mut self, now: Instant) {
+        let overhead =
+            if self.selector.selected().is_none_or(PathTarget::is_direct) { 0 } else { RELAY_OVERHEAD };
+        self.monitor.handle_new_path(self.mtu_max.saturating_sub(overhead), now);
     }
 
     /// Returns the address for an initiation: the last one that worked, then the planned ones in turn.

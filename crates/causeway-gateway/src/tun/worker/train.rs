@@ -2,10 +2,19 @@
 
 use crate::tun::socket::{TRAIN_BYTES_MAX, TRAIN_SEGMENTS_MAX};
 
+/// The peer to which a train goes. Frames of a relay go by UDP alone.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Lane {
+    pub slot: usize,
+    pub is_relayed: bool,
+    /// DSCP and ECN of the datagrams.
+    pub traffic_class: u8,
+}
+
 pub struct Train {
     bytes: Vec<u8>,
     length: usize,
-    peer: usize,
+    lane: Lane,
     segment: usize,
     segments: usize,
     /// A shorter packet is the last one.
@@ -20,7 +29,7 @@ impl Train {
         Train {
             bytes: vec![0; TRAIN_BYTES_MAX],
             length: 0,
-            peer: 0,
+            lane: Lane::default(),
             segment: 0,
             segments: 0,
             is_closed: false,
@@ -29,11 +38,11 @@ impl Train {
     }
 
     /// Tells whether a sealed packet can be appended without sending first.
-    pub fn takes(&self, peer: usize, length: usize) -> bool {
+    pub fn takes(&self, lane: Lane, length: usize) -> bool {
         if self.segments == 0 {
             return length <= TRAIN_BYTES_MAX;
         }
-        self.peer == peer
+        self.lane == lane
             && !self.is_closed
             && length <= self.segment
             && self.segments < self.segments_max
@@ -46,23 +55,23 @@ impl Train {
     }
 
     /// Appends the packet that was written into `room`.
-    pub fn push(&mut self, peer: usize, length: usize) {
+    pub fn push(&mut self, lane: Lane, length: usize) {
         if self.segments == 0 {
-            (self.peer, self.segment) = (peer, length);
+            (self.lane, self.segment) = (lane, length);
         }
         self.is_closed = length < self.segment;
         self.length += length;
         self.segments += 1;
     }
 
-    /// Returns peer, bytes, segment length and number of the collected packets, and begins anew.
-    pub fn take(&mut self) -> Option<(usize, &[u8], usize, usize)> {
+    /// Returns lane, bytes, segment length and number of the collected packets, and begins anew.
+    pub fn take(&mut self) -> Option<(Lane, &[u8], usize, usize)> {
         if self.segments == 0 {
             return None;
         }
         let (length, segments) = (self.length, self.segments);
         (self.length, self.segments, self.is_closed) = (0, 0, false);
-        Some((self.peer, &self.bytes[..length], self.segment, segments))
+        Some((self.lane, &self.bytes[..length], self.segment, segments))
     }
 }
 
@@ -70,10 +79,14 @@ impl Train {
 mod tests {
     use super::*;
 
-    fn fill(train: &mut Train, peer: usize, length: usize) -> usize {
+    fn lane(slot: usize) -> Lane {
+        Lane { slot, is_relayed: false, traffic_class: 0 }
+    }
+
+    fn fill(train: &mut Train, slot: usize, length: usize) -> usize {
         let mut count = 0;
-        while train.takes(peer, length) {
-            train.push(peer, length);
+        while train.takes(lane(slot), length) {
+            train.push(lane(slot), length);
             count += 1;
         }
         count
@@ -84,8 +97,8 @@ mod tests {
         let mut train = Train::new(true);
         assert_eq!(fill(&mut train, 1, 1452), 45, "65,507 bytes");
         assert_eq!(
-            train.take().map(|(peer, bytes, segment, count)| (peer, bytes.len(), segment, count)),
-            Some((1, 65_340, 1452, 45))
+            train.take().map(|(lane, bytes, segment, count)| (lane, bytes.len(), segment, count)),
+            Some((lane(1), 65_340, 1452, 45))
         );
         assert_eq!(fill(&mut train, 1, 100), 128);
         assert!(train.take().is_some() && train.take().is_none());
@@ -94,10 +107,14 @@ mod tests {
     #[test]
     fn a_shorter_packet_ends_a_train_and_a_longer_one_or_another_peer_begins_one() {
         let mut train = Train::new(true);
-        train.push(1, 100);
-        assert!(train.takes(1, 100) && train.takes(1, 50) && !train.takes(1, 101) && !train.takes(2, 100));
-        train.push(1, 50);
-        assert!(!train.takes(1, 50));
+        train.push(lane(1), 100);
+        let relayed = Lane { is_relayed: true, ..lane(1) };
+        let marked = Lane { traffic_class: 2, ..lane(1) };
+        assert!(train.takes(lane(1), 100) && train.takes(lane(1), 50));
+        assert!(!train.takes(lane(1), 101) && !train.takes(lane(2), 100) && !train.takes(relayed, 100));
+        assert!(!train.takes(marked, 100), "one system call has one traffic class");
+        train.push(lane(1), 50);
+        assert!(!train.takes(lane(1), 50));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use causeway_channel::JoinToken;
+use causeway_edge::JoinCredential;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::machine::DemoMachine;
 use super::net::{self, VethEnd};
 use super::plan::{self, DemoCrossing, DemoNetwork, DemoOutcome, DemoSite, GATEWAY, SERVERS};
-use super::traffic;
+use super::traffic::{self, BoundServer};
 
 pub struct DemoFleet {
     pub stage: DemoNetwork,
@@ -110,8 +111,17 @@ impl DemoFleet {
     async fn start_servers(&self) -> anyhow::Result<()> {
         for (site, host, port, server) in SERVERS {
             let address = SocketAddr::from((self.stage.address(site, host), self.stage.port(port)));
-            self.hosts[&site].spawn(async move {
-                if let Err(error) = traffic::serve(server, address).await {
+            // Bound before anything else starts: a second demo on the same loopback ends here, with the reason.
+            let host = &self.hosts[&site];
+            let bound = host.run(BoundServer::bind(server, address)).await?;
+            let bound = bound.with_context(|| {
+                format!(
+                    "the demo cannot listen on {address}: another demo or another program uses it; end that one, \
+                     or run the demo as root, where every site has a network of its own"
+                )
+            })?;
+            host.spawn(async move {
+                if let Err(error) = bound.serve().await {
                     tracing::error!(%error, %address, "a server of the demo ended");
                 }
             });
@@ -150,7 +160,9 @@ impl DemoFleet {
     pub fn start_edge(&mut self, site: DemoSite, token: JoinToken) -> anyhow::Result<()> {
         let config = super::edge_config(self.stage, site, &self.folder.join(site.name()))?;
         let config = crate::commands::edge::edge_config(&config)?;
-        self.run_at(site, |stop| crate::commands::edge::run_edge(config, Some(token), stop));
+        self.run_at(site, |stop| {
+            crate::commands::edge::run_edge(config, Some(JoinCredential::Token(token)), stop)
+        });
         Ok(())
     }
 
@@ -200,7 +212,7 @@ impl DemoFleet {
     }
 
     /// Returns whether a part that should run has ended.
-    pub async fn broken(&mut self) -> Option<anyhow::Error> {
+    pub async fn failed_part(&mut self) -> Option<anyhow::Error> {
         let index = self.running.iter().position(|part| part.task.is_finished())?;
         match self.running.remove(index).task.await {
             Ok(Ok(())) => None,

@@ -1,4 +1,4 @@
-//! Lays the cables between the machines of the demo: pairs of virtual interfaces, addresses and routes.
+//! Connects the machines of the demo: pairs of virtual interfaces, addresses and routes.
 //!
 //! Everything happens inside the machines' own networks; the network of the host is not touched.
 
@@ -42,8 +42,8 @@ pub async fn join(
         netlink.link().add(pair).execute().await.context("a cable of the demo cannot be laid")
     })
     .await??;
-    near.run(settle(near_end)).await??;
-    far.run(settle(far_end)).await?
+    near.run(configure_interface(near_end)).await??;
+    far.run(configure_interface(far_end)).await?
 }
 
 /// Brings the loopback up, and enables forwarding on the host of a gateway.
@@ -66,7 +66,7 @@ pub async fn wake(machine: &DemoMachine, forwards: bool) -> anyhow::Result<()> {
         .await?
 }
 
-async fn settle(end: VethEnd) -> anyhow::Result<()> {
+async fn configure_interface(end: VethEnd) -> anyhow::Result<()> {
     let netlink = netlink()?;
     let index = index(&netlink, end.interface).await?;
     for address in end.addresses {

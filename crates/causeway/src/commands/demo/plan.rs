@@ -129,7 +129,7 @@ fn presences(site: DemoSite) -> String {
     format!("127.{}.0.0/16", presence_block(site))
 }
 
-/// Does the manifest of this gateway say a range?
+/// Returns true if the manifest of this gateway has a range.
 fn text_names_cidr(text: &str, site: DemoSite) -> bool {
     let documents = text.split("\n---");
     let of_gateway = |document: &&str| {
@@ -211,7 +211,7 @@ pub enum ExpectedOutcome {
 }
 
 impl DemoCrossing {
-    /// Is this what was promised?
+    /// Returns true if the result is the expected one.
     pub fn holds(&self, outcome: &DemoOutcome) -> bool {
         match (self.expected, self.deed) {
             (ExpectedOutcome::Passes(_), DemoRequest::Get(_) | DemoRequest::Post(_)) => {

@@ -79,12 +79,12 @@ impl DemoTable {
         }
     }
 
-    /// Is everything as promised, at the last try?
+    /// Returns true if the last try of every row had the expected result.
     pub fn holds(&self) -> bool {
         self.rows.iter().all(Row::holds)
     }
 
-    /// Has the audit said of every row by which policy it passed, or why not? Names that do not exist leave no record.
+    /// Returns true if every row has its audit record, with the policy or the refusal. Names that do not exist leave no record.
     pub fn is_audited(&self) -> bool {
         self.rows.iter().all(|row| match (row.crossing.expected, row.permission()) {
             (ExpectedOutcome::Passes(policy), permission) => permission == Some(policy),
@@ -95,7 +95,7 @@ impl DemoTable {
     }
 
     /// From now on a row that differs is shown as changed, not as a broken promise.
-    pub fn settle(&mut self) {
+    pub fn mark_settled(&mut self) {
         self.has_settled = true;
     }
 
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn a_row_that_the_user_changed_is_called_so_and_shows_no_old_policy() {
         let mut table = settled();
-        table.settle();
+        table.mark_settled();
         let passes = |row: &Row| {
             matches!(row.crossing.expected, ExpectedOutcome::Passes(_)) && path(&row.crossing).is_some()
         };

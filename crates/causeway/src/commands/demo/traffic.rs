@@ -25,12 +25,29 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const UDP_PATIENCE: Duration = Duration::from_millis(700);
 const WORDS: &[u8] = b"over the causeway";
 
-/// Serves until it is dropped.
-pub async fn serve(server: DemoServer, address: SocketAddr) -> io::Result<()> {
-    match server {
-        DemoServer::Web(name) => web(name, TcpListener::bind(address).await?).await,
-        DemoServer::Echo => echo(TcpListener::bind(address).await?).await,
-        DemoServer::UdpEcho => udp_echo(UdpSocket::bind(address).await?).await,
+/// A server of the demo with its socket.
+pub enum BoundServer {
+    Web(&'static str, TcpListener),
+    Echo(TcpListener),
+    UdpEcho(UdpSocket),
+}
+
+impl BoundServer {
+    pub async fn bind(server: DemoServer, address: SocketAddr) -> io::Result<BoundServer> {
+        Ok(match server {
+            DemoServer::Web(name) => BoundServer::Web(name, TcpListener::bind(address).await?),
+            DemoServer::Echo => BoundServer::Echo(TcpListener::bind(address).await?),
+            DemoServer::UdpEcho => BoundServer::UdpEcho(UdpSocket::bind(address).await?),
+        })
+    }
+
+    /// Serves until it is dropped.
+    pub async fn serve(self) -> io::Result<()> {
+        match self {
+            BoundServer::Web(name, listener) => web(name, listener).await,
+            BoundServer::Echo(listener) => echo(listener).await,
+            BoundServer::UdpEcho(socket) => udp_echo(socket).await,
+        }
     }
 }
 

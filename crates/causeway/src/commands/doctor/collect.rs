@@ -3,13 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
-use causeway_api::management::{DiagnoseRequest, ProbeRequest, paths};
+use anyhow::Context;
+use causeway_api::management::{
+    DiagnoseRequest, FleetStatus, GatewayFacts, GatewayOverview, ProbeRequest, ProbeResponse,
+    ServicePathFacts, paths,
+};
 use causeway_api::{ApiVersion, EService, Kind, Object, ObjectSet};
 use futures_util::{StreamExt, stream};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::gateway::{self, Answers};
-use super::target::Target;
+use super::target::DoctorTarget;
 use super::{Unasked, path};
 use crate::client::{self, ApiClient, CallError};
 use crate::commands::get::items;
@@ -18,14 +24,13 @@ use crate::commands::get::items;
 #[derive(Default)]
 pub struct Picture {
     pub objects: ObjectSet,
-    /// As `causeway status --json` has it.
-    pub status: Value,
+    pub status: FleetStatus,
     /// The results of probes, by gateway.
-    pub probes: BTreeMap<String, Result<Value, Unasked>>,
+    pub probes: BTreeMap<String, Result<ProbeResponse, Unasked>>,
     /// The self-descriptions of gateways.
-    pub facts: BTreeMap<String, Result<Value, Unasked>>,
+    pub facts: BTreeMap<String, Result<GatewayFacts, Unasked>>,
     /// The way from a gateway to a service, by both names.
-    pub paths: BTreeMap<(String, String), Result<Value, Unasked>>,
+    pub paths: BTreeMap<(String, String), Result<ServicePathFacts, Unasked>>,
     /// Recent audit records of the service, the newest last.
     pub records: Vec<Value>,
     /// Gateways and services that were too many to be asked.
@@ -48,6 +53,13 @@ enum Question {
     Path { gateway: String, service: String },
 }
 
+/// The answer to one question.
+enum Answer {
+    Probe(String, Result<ProbeResponse, Unasked>),
+    Facts(String, Box<Result<GatewayFacts, Unasked>>),
+    Path((String, String), Result<ServicePathFacts, Unasked>),
+}
+
 impl Picture {
     pub async fn gather(api: &ApiClient) -> anyhow::Result<Picture> {
         let mut objects = ObjectSet::default();
@@ -57,38 +69,36 @@ impl Picture {
             let listed = items(kind, list).into_iter().filter_map(|value| Object::decode(kind, value).ok());
             listed.for_each(|decoded| objects.insert(decoded.object));
         }
-        Ok(Picture { objects, status: api.get(paths::STATUS).await?, ..Picture::default() })
+        let status = serde_json::from_value(api.get(paths::STATUS).await?)
+            .with_context(|| format!("{} did not send the status of the fleet", api.server()))?;
+        Ok(Picture { objects, status, ..Picture::default() })
     }
 
     /// Asks the gateways on the way, and the audit.
-    pub async fn ask(&mut self, api: &ApiClient, target: &Target) {
+    pub async fn ask(&mut self, api: &ApiClient, target: &DoctorTarget) {
         let questions = self.questions(target);
-        let mut answers = stream::iter(questions)
-            .map(|question| async move {
-                let answer = ask(api, &question).await;
-                (question, answer)
-            })
-            .buffer_unordered(AT_ONCE);
-        while let Some((question, answer)) = answers.next().await {
-            match question {
-                Question::Probe(gateway) => drop(self.probes.insert(gateway, answer)),
-                Question::Facts(gateway) => drop(self.facts.insert(gateway, answer)),
-                Question::Path { gateway, service } => drop(self.paths.insert((gateway, service), answer)),
+        let mut answers =
+            stream::iter(questions).map(|question| ask(api, question)).buffer_unordered(AT_ONCE);
+        while let Some(answer) = answers.next().await {
+            match answer {
+                Answer::Probe(gateway, found) => drop(self.probes.insert(gateway, found)),
+                Answer::Facts(gateway, found) => drop(self.facts.insert(gateway, *found)),
+                Answer::Path(names, found) => drop(self.paths.insert(names, found)),
             }
         }
-        if let Target::Service { name, .. } = target {
+        if let DoctorTarget::Service { name, .. } = target {
             self.read_records(api, name).await;
         }
     }
 
-    fn questions(&mut self, target: &Target) -> Vec<Question> {
+    fn questions(&mut self, target: &DoctorTarget) -> Vec<Question> {
         let of_gateway =
             |gateway: &String| [Question::Probe(gateway.clone()), Question::Facts(gateway.clone())];
         let objects = &self.objects;
         let at =
             |site: &str| objects.gateways_at(site).map(|gateway| gateway.metadata.name.clone()).collect();
         let (gateways, services): (Vec<String>, Vec<(String, String)>) = match target {
-            Target::Service { name, site } => {
+            DoctorTarget::Service { name, site } => {
                 let service = objects.service(name);
                 let on_the_way =
                     service.map(|service| path::gateways_on_the_way(self, service, site.as_deref()));
@@ -96,17 +106,17 @@ impl Picture {
                 let paths = gateways.iter().map(|gateway| (gateway.clone(), name.clone())).collect();
                 (gateways, paths)
             }
-            Target::Site(site) => (at(site), Vec::new()),
-            Target::Sites { from, to } => {
+            DoctorTarget::Site(site) => (at(site), Vec::new()),
+            DoctorTarget::Sites { from, to } => {
                 let both: [Vec<String>; 2] = [at(from), at(to)];
                 (both.concat(), Vec::new())
             }
-            Target::Node(name) => {
+            DoctorTarget::Node(name) => {
                 (objects.server(name).map(|server| at(&server.e_site_name)).unwrap_or_default(), Vec::new())
             }
-            Target::Gateway(gateway) => (vec![gateway.clone()], Vec::new()),
-            Target::Unsupported { .. } | Target::Nothing { .. } => Default::default(),
-            Target::Fleet => return self.fleet_questions(),
+            DoctorTarget::Gateway(gateway) => (vec![gateway.clone()], Vec::new()),
+            DoctorTarget::Unsupported { .. } | DoctorTarget::Nothing { .. } => Default::default(),
+            DoctorTarget::Fleet => return self.fleet_questions(),
         };
         let is_here = |gateway: &String| self.is_here(gateway);
         let asked: Vec<String> = gateways.into_iter().filter(is_here).take(GATEWAYS_MAX).collect();
@@ -115,10 +125,9 @@ impl Picture {
         asked.iter().flat_map(of_gateway).chain(paths).collect()
     }
 
-    /// Every gateway that is connected, and every service that is exposed: from its home, and from one site that uses it.
+    /// Every gateway that is connected, and every service that is exposed: from its own site, and from one site that uses it.
     fn fleet_questions(&mut self) -> Vec<Question> {
-        let names = self.status["gateways"].as_array().into_iter().flatten();
-        let names = names.filter_map(|gateway| gateway["name"].as_str().map(str::to_owned));
+        let names = self.status.gateways.iter().map(|gateway| gateway.name.clone());
         let gateways: Vec<String> = names.filter(|gateway| self.is_here(gateway)).collect();
         let mut paths = BTreeSet::new();
         for service in self.objects.all::<EService>() {
@@ -145,7 +154,7 @@ impl Picture {
         let records = &mut self.records;
         // Without them the last hop is only less sure.
         let _ = api
-            .lines(&format!("{}{query}", paths::AUDIT), client::JSON, |line| {
+            .stream_lines(&format!("{}{query}", paths::AUDIT), client::JSON, |line| {
                 if line.get("summary").is_none() {
                     records.push(line);
                 }
@@ -154,37 +163,48 @@ impl Picture {
             .await;
     }
 
-    pub fn gateway(&self, name: &str) -> Option<&Value> {
-        self.status["gateways"].as_array()?.iter().find(|gateway| gateway["name"] == name)
+    pub fn gateway(&self, name: &str) -> Option<&GatewayOverview> {
+        self.status.gateways.iter().find(|gateway| gateway.name == name)
     }
 
     pub fn answers(&self, gateway: &str) -> Answers<'_> {
         Answers { probe: self.probes.get(gateway), facts: self.facts.get(gateway), tells_presences: true }
     }
 
-    /// Is it worth asking?
+    /// Returns true if a request can be expected to be answered.
     fn is_here(&self, gateway: &str) -> bool {
         let shown = self.gateway(gateway);
-        shown.is_some_and(|shown| shown["connected"] == true) || gateway::is_cloud(shown)
+        shown.is_some_and(|shown| shown.stats.connected) || gateway::is_cloud(shown)
     }
 }
 
-async fn ask(api: &ApiClient, question: &Question) -> Result<Value, Unasked> {
-    let answer = match question {
+async fn ask(api: &ApiClient, question: Question) -> Answer {
+    match question {
         // The cloud's own gateway is where we are: no bytes need go there.
         Question::Probe(gateway) if gateway == "cloud" => {
-            return Ok(json!({"bytes": 0, "milliseconds": 0.0}));
+            Answer::Probe(gateway, Ok(ProbeResponse::default()))
         }
-        Question::Probe(gateway) => api.post(paths::PROBE, &ProbeRequest::new(gateway.as_str())).await,
+        Question::Probe(gateway) => {
+            let found = post(api, paths::PROBE, &ProbeRequest::new(gateway.as_str())).await;
+            Answer::Probe(gateway, found)
+        }
         Question::Facts(gateway) => {
-            api.post(paths::DIAGNOSE, &DiagnoseRequest { gateway: gateway.clone(), service: None }).await
+            let request = DiagnoseRequest { gateway: gateway.clone(), service: None };
+            Answer::Facts(gateway, Box::new(post(api, paths::DIAGNOSE, &request).await))
         }
         Question::Path { gateway, service } => {
             let request = DiagnoseRequest { gateway: gateway.clone(), service: Some(service.clone()) };
-            api.post(paths::DIAGNOSE, &request).await
+            Answer::Path((gateway, service), post(api, paths::DIAGNOSE, &request).await)
         }
-    };
-    answer.map_err(|error| match &error {
+    }
+}
+
+async fn post<T: DeserializeOwned>(
+    api: &ApiClient,
+    path: &str,
+    request: &impl Serialize,
+) -> Result<T, Unasked> {
+    let answer = api.post(path, request).await.map_err(|error| match &error {
         CallError::Refused { status, .. } if status.code == 403 => {
             Unasked::NotAllowed(status.message.clone())
         }
@@ -193,5 +213,7 @@ async fn ask(api: &ApiClient, question: &Question) -> Result<Value, Unasked> {
         ),
         CallError::Refused { status, .. } => Unasked::Failed(status.message.clone()),
         other => Unasked::Failed(other.to_string()),
-    })
+    })?;
+    serde_json::from_value(answer)
+        .map_err(|error| Unasked::Failed(format!("its answer cannot be read: {error}")))
 }

@@ -1,17 +1,18 @@
-//! The view of an edge from its own host: its link, clock, certificate, netmap, names, presences and backends.
+//! The view of an edge from its own host: its link, clock, certificate, netmap, names, presences, backends and Kubernetes API.
 //!
-//! `Local` finds the admin port of the edge and reads `/debug`; `examine` is pure and judges. No credential
+//! `Local` finds the admin port of the edge, reads `/debug` and probes the Kubernetes API; `examine` is pure and judges. No credential
 //! is needed: a user who can read the data dir, or reach the admin port on loopback, may see this.
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::edge_api::{self, EdgeApiProbes};
 use super::finding::{Finding, State};
 use super::gateway;
 use crate::client::ApiConnectionArgs;
@@ -39,6 +40,10 @@ pub struct Seen {
     /// Why the cloud gave this edge up, as the data dir remembers it.
     given_up: Option<Value>,
     data_dir: Option<PathBuf>,
+    /// The answers of the Kubernetes API of the edge.
+    probes: EdgeApiProbes,
+    /// Seconds since 1970.
+    now: u64,
 }
 
 impl Local {
@@ -52,11 +57,19 @@ impl Local {
             let text = std::fs::read(self.data_dir.as_ref()?.join(name)).ok()?;
             serde_json::from_slice(&text).ok()
         };
+        let dump = dump(self.admin).await;
+        let probes = match &dump {
+            Ok(dump) => edge_api::probe(&dump["kubernetes"]).await,
+            Err(_) => EdgeApiProbes::default(),
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
         Seen {
             admin: self.admin.to_string(),
-            dump: Some(dump(self.admin).await),
+            dump: Some(dump),
             given_up: read("refused.json"),
             data_dir: self.data_dir.clone(),
+            probes,
+            now,
         }
     }
 }
@@ -112,7 +125,7 @@ pub async fn dump(admin: SocketAddr) -> Result<Value, String> {
     };
     let body = answer.windows(4).position(|part| part == b"\r\n\r\n").map(|end| &answer[end + 4..]);
     let value = body.and_then(|body| serde_json::from_slice(body).ok());
-    value.ok_or_else(|| "what answers there is no admin port of causeway".to_owned())
+    value.ok_or_else(|| "the answer is not that of a Causeway admin port".to_owned())
 }
 
 /// Judges the state of an edge as seen from its own host.
@@ -130,7 +143,7 @@ pub fn examine(seen: &Seen) -> Vec<Finding> {
         other => {
             let why = match other {
                 Some(Err(why)) => why.as_str(),
-                _ => "nobody was asked",
+                _ => "no request was sent",
             };
             let place =
                 seen.data_dir.as_ref().map(|dir| format!(" on {}", output::path(dir))).unwrap_or_default();
@@ -159,7 +172,9 @@ pub fn examine(seen: &Seen) -> Vec<Finding> {
     findings.extend(netmap(dump, role));
     findings.extend(dns(&dump["dns"]));
     findings.extend(presences(&dump["presences"]));
+    findings.extend(neighbours(&dump["neighbours"]));
     findings.extend(backends(&dump["backends"]));
+    findings.extend(edge_api::examine(&dump["kubernetes"], &seen.probes, seen.now));
     findings
 }
 
@@ -256,7 +271,7 @@ fn dns(dns: &Value) -> Vec<Finding> {
     let broken = dns["findings"].as_array().into_iter().flatten().map(|found| {
         let reason =
             format!("names are not answered at {}: {}", cell(&found["address"]), cell(&found["why"]));
-        Finding::failed(hop, reason, "free the port or the address, or choose others with --dns")
+        Finding::failed(hop, reason, "free the port or the address, or choose another one with --dns")
     });
     let fine = (!listening.is_empty())
         .then(|| Finding::ok(hop, format!("names are answered at {}", listening.join(", "))));
@@ -280,6 +295,27 @@ fn presences(report: &Value) -> Vec<Finding> {
     };
     let fine = Finding::ok(hop, format!("{listening} listen, {place}"));
     std::iter::once(fine).chain(troubles).chain(hints).collect()
+}
+
+/// The addresses that hosts of the LAN find by themselves, and the routes that they need for the rest.
+///
+/// A gateway cannot see the routes of other hosts, so that a route which may be there already is no problem.
+fn neighbours(report: &Value) -> Vec<Finding> {
+    let hop = "routes of the site";
+    let troubles = report["troubles"].as_array().into_iter().flatten();
+    let troubles = troubles.map(|trouble| Finding::told(State::Failed, hop, &cell(trouble)));
+    let routes = report["routed"].as_array().into_iter().flatten().map(|route| {
+        let network = cell(&route["network"]);
+        let reason =
+            format!("{network} is in no network of this host: other hosts of the site need a route to it");
+        let via = route["via"].as_str().unwrap_or("GATEWAY");
+        let family = if network.contains(':') { "ip -6" } else { "ip" };
+        let fix = format!(
+            "on the router of the site, if the route is missing: {family} route add {network} via {via}"
+        );
+        Finding { fix, ..Finding::ok(hop, reason) }
+    });
+    troubles.chain(routes).collect()
 }
 
 fn backends(backends: &Value) -> Vec<Finding> {
@@ -319,7 +355,8 @@ mod tests {
                 "clockAheadSeconds": 0},
             "netmap": {"generation": "1.7", "entries": 4, "damaged": 0},
             "dns": {"listening": ["127.0.0.1:53"], "findings": []},
-            "presences": {"place": "room", "listening": 1, "troubles": [], "hints": []},
+            "presences": {"place": "namespace", "listening": 1, "troubles": [], "hints": []},
+            "neighbours": {"interfaces": {}, "routed": [], "troubles": []},
             "backends": [{"service": "web", "backend": "10.0.0.5:80", "used": true}],
         })
     }
@@ -358,9 +395,11 @@ mod tests {
         check("/edge/notReady", json!({"netmap": "cannot be written"}), &[(Failed, "cannot be written")]);
         let taken = json!({"listening": [], "findings": [{"address": "127.0.0.1:53", "why": "taken"}]});
         check("/dns", taken, &[(Failed, "127.0.0.1:53: taken")]);
-        let presences = json!({"place": "room", "listening": 0, "troubles": [{"service": "web", "why": "hidden; fix: ip route del x"}],
+        let presences = json!({"place": "namespace", "listening": 0, "troubles": [{"service": "web", "why": "hidden; fix: ip route del x"}],
             "hints": ["it does not forward IPv4: sysctl -w a=1"]});
         check("/presences", presences, &[(Failed, "fix: ip route del x"), (Warning, "fix: sysctl -w a=1")]);
+        let taken = json!({"troubles": ["another host has the address of a presence: 10.0.0.9"]});
+        check("/neighbours", taken, &[(Failed, "has the address of a presence: 10.0.0.9")]);
         let down = json!([{"service": "web", "backend": "10.0.0.5:80", "used": false, "why": "refused"}]);
         check(
             "/backends",
@@ -370,10 +409,27 @@ mod tests {
     }
 
     #[test]
+    fn the_routes_that_hosts_of_the_site_need_are_named_with_the_address_of_the_gateway() {
+        let mut dump = well();
+        dump["neighbours"]["routed"] = json!([{"network": "198.18.0.0/16", "via": "10.0.0.1"},
+            {"network": "fd00:9::/64", "via": null}]);
+        let findings = examine(&Seen { dump: Some(Ok(dump)), ..Seen::default() });
+        let routes: Vec<&Finding> =
+            findings.iter().filter(|found| found.hop == "routes of the site").collect();
+        assert_eq!(routes.len(), 2, "{findings:?}");
+        let (one, other) = (routes[0], routes[1]);
+        assert!(
+            one.state == State::Ok && one.fix.ends_with(": ip route add 198.18.0.0/16 via 10.0.0.1"),
+            "{one:?}"
+        );
+        assert!(other.fix.ends_with("ip -6 route add fd00:9::/64 via GATEWAY"), "{other:?}");
+    }
+
+    #[test]
     fn an_edge_that_does_not_run_is_told_with_the_last_word_of_the_cloud() {
         let given_up = Some(json!({"at": "2026-11-17", "reason": "this gateway was revoked"}));
         let dump = Some(Err("connection refused".to_owned()));
-        let seen = Seen { admin: "127.0.0.1:7445".into(), dump, given_up, data_dir: None };
+        let seen = Seen { admin: "127.0.0.1:7445".into(), dump, given_up, ..Seen::default() };
         let told: Vec<String> = examine(&seen).iter().map(Finding::text).collect();
         assert!(told[0].contains("gave this edge up at 2026-11-17: this gateway was revoked"), "{told:?}");
         assert!(told[1].contains("no edge answers at the admin port 127.0.0.1:7445"), "{told:?}");

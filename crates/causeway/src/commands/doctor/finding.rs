@@ -74,7 +74,7 @@ impl Finding {
     }
 }
 
-/// Does a hop fail?
+/// Returns true if a hop fails.
 pub fn is_broken(findings: &[Finding]) -> bool {
     findings.iter().any(|finding| finding.state == State::Failed)
 }

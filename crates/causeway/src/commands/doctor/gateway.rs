@@ -1,14 +1,14 @@
-//! From the cloud to a gateway: is it there, admitted, connected, in step, and what does it say of itself?
+//! Checks of a gateway as the cloud sees it: present, admitted, connected, with the newest netmap, and its own reports.
 //!
 //! Pure: its line of `causeway status --json` and the answers of the gateway in, findings out. A present
 //! answer of the gateway counts more than a condition that was written before. A state that cannot be judged
 //! is reported as unknown.
 
-use serde_json::Value;
+use causeway_api::management::{GatewayFacts, GatewayOverview, ProbeResponse};
+use causeway_api::{Condition, ConditionStatus};
 
 use super::Unasked;
 use super::finding::{Finding, State};
-use crate::output::cell;
 
 /// As `causeway_channel::clock` has it: certificates begin this long before they are issued, and work for an edge this far
 /// ahead; below the first number nothing is said.
@@ -17,22 +17,22 @@ const CLOCK_BEHIND_MAX_SECONDS: i64 = 10 * 60;
 const CLOCK_AHEAD_MAX_SECONDS: i64 = 24 * 3600;
 
 /// The cloud's own gateway has no channel: it is where we are.
-pub fn is_cloud(gateway: Option<&Value>) -> bool {
-    gateway.is_some_and(|gateway| gateway["name"] == "cloud")
+pub fn is_cloud(gateway: Option<&GatewayOverview>) -> bool {
+    gateway.is_some_and(|gateway| gateway.name == "cloud")
 }
 
 /// The answers of a gateway.
 #[derive(Default)]
 pub struct Answers<'a> {
     /// Bytes to the gateway and back.
-    pub probe: Option<&'a Result<Value, Unasked>>,
+    pub probe: Option<&'a Result<ProbeResponse, Unasked>>,
     /// Its self-description.
-    pub facts: Option<&'a Result<Value, Unasked>>,
+    pub facts: Option<&'a Result<GatewayFacts, Unasked>>,
     /// Report presences that do not listen. The walk to a service reports only its own.
     pub tells_presences: bool,
 }
 
-pub fn examine(name: &str, gateway: Option<&Value>, answers: &Answers<'_>) -> Vec<Finding> {
+pub fn examine(name: &str, gateway: Option<&GatewayOverview>, answers: &Answers<'_>) -> Vec<Finding> {
     let hop = format!("gateway {name}");
     let Some(gateway) = gateway else {
         return vec![Finding::failed(
@@ -41,17 +41,17 @@ pub fn examine(name: &str, gateway: Option<&Value>, answers: &Answers<'_>) -> Ve
             format!("causeway token create --site SITE --gateway {name} makes it"),
         )];
     };
-    let site = gateway["site"].as_str().unwrap_or("?");
+    let site = gateway.site.as_str();
     let mut findings = vec![Finding::ok(&hop, format!("EGateway {name} exists, at the site {site}"))];
     if is_cloud(Some(gateway)) {
         findings.extend(says(&hop, gateway, answers));
         return findings;
     }
-    if gateway["identity"]["revoked"] == true {
-        let at = gateway["identity"]["at"].as_str().unwrap_or("?");
+    if let Some(identity) = gateway.identity.as_ref().filter(|identity| identity.revoked) {
+        let at = &identity.at;
         findings.push(Finding::failed(
             &hop,
-            format!("revoked at {at}: nobody connects as {name} before it is enrolled anew"),
+            format!("revoked at {at}: no edge can connect as {name} until it is enrolled again"),
             format!(
                 "causeway token create --site {site} --gateway {name}, and start the edge with --join TOKEN"
             ),
@@ -62,21 +62,21 @@ pub fn examine(name: &str, gateway: Option<&Value>, answers: &Answers<'_>) -> Ve
         let fix = format!(
             "causeway token create --site {site} --gateway {name}, and start the edge with --join TOKEN"
         );
-        findings.push(Finding::failed(&hop, cell(&said["message"]), fix));
+        findings.push(Finding::failed(&hop, &said.message, fix));
     }
-    if gateway["connected"] != true {
+    if !gateway.stats.connected {
         findings.push(away(&hop, name, site, gateway));
         return findings;
     }
     findings.push(connected(&hop, gateway, answers.facts));
-    findings.extend(clock(&hop, gateway["clockAheadSeconds"].as_i64()));
+    findings.extend(clock(&hop, gateway.stats.clock_ahead_seconds));
     findings.extend(rivals(&hop, gateway));
     findings.push(netmap(&hop, gateway));
     findings.extend(says(&hop, gateway, answers));
     findings.extend(answers.probe.map(|probe| match probe {
         Ok(found) => {
-            let (took, bytes) = (found["milliseconds"].as_f64().unwrap_or(0.0), &found["bytes"]);
-            Finding::ok(&hop, format!("{bytes} bytes went there and back in {took:.1} ms"))
+            let ProbeResponse { bytes, milliseconds, .. } = found;
+            Finding::ok(&hop, format!("{bytes} bytes went there and back in {milliseconds:.1} ms"))
         }
         Err(Unasked::NotAllowed(why)) => not_allowed(&hop, why),
         Err(Unasked::Failed(why)) => Finding::failed(
@@ -92,33 +92,33 @@ pub fn not_allowed(hop: &str, why: &str) -> Finding {
     Finding::unknown(
         hop,
         format!("not probed, because this credential may not: {why}"),
-        "ask somebody with the role admin, or use an admin kubeconfig",
+        "use a kubeconfig with the role admin",
     )
 }
 
 /// Why it is not there, from what was stored when it went.
-fn away(hop: &str, name: &str, site: &str, gateway: &Value) -> Finding {
-    let text = |key: &str| gateway[key].as_str().filter(|text| !text.is_empty());
-    let since = text("since").or_else(|| text("lastSeen"));
+fn away(hop: &str, name: &str, site: &str, gateway: &GatewayOverview) -> Finding {
+    let since = gateway.stats.since.or(gateway.last_seen);
     let look = format!(
         "look at the host of {name}: does causeway edge run, and can it reach UDP and TCP of the channel port? causeway doctor there says more"
     );
     let Some(since) = since else {
-        let enrolled = gateway["identity"]["at"].as_str();
-        return match enrolled {
-            Some(at) => {
+        return match &gateway.identity {
+            Some(identity) => {
+                let at = &identity.at;
                 Finding::failed(hop, format!("not connected; enrolled at {at}, and not seen since"), look)
             }
             None => Finding::failed(
                 hop,
-                "never connected to this cloud: nobody has enrolled as this gateway",
+                "never connected to this cloud: no edge has enrolled as this gateway",
                 format!(
                     "causeway token create --site {site} --gateway {name}, and start `causeway edge --join TOKEN` at the site"
                 ),
             ),
         };
     };
-    let (why, fix) = match text("lastDisconnectReason") {
+    let reason = gateway.stats.last_disconnect_reason.as_deref().filter(|reason| !reason.is_empty());
+    let (why, fix) = match reason {
         Some("Stopped") => {
             ("it was stopped in order".to_owned(), format!("start causeway edge on the host of {name} again"))
         }
@@ -138,26 +138,31 @@ fn away(hop: &str, name: &str, site: &str, gateway: &Value) -> Finding {
     Finding::failed(hop, format!("not connected since {since}: {why}"), fix)
 }
 
-fn connected(hop: &str, gateway: &Value, facts: Option<&Result<Value, Unasked>>) -> Finding {
-    let text = |key: &str| gateway[key].as_str().unwrap_or("?");
-    let rtt = gateway["rttMs"].as_f64().map_or_else(|| "unknown".to_owned(), |rtt| format!("{rtt:.1} ms"));
-    let (transport, since) = (text("transport"), text("since"));
-    let from = gateway["address"].as_str().map(|address| format!(" from {address}")).unwrap_or_default();
+fn connected(hop: &str, gateway: &GatewayOverview, facts: Option<&Result<GatewayFacts, Unasked>>) -> Finding {
+    let stats = &gateway.stats;
+    let rtt = stats.rtt_ms.map_or_else(|| "unknown".to_owned(), |rtt| format!("{rtt:.1} ms"));
+    let transport = stats.transport.as_deref().unwrap_or("?");
+    let since = stats.since.map_or_else(|| "?".to_owned(), |since| since.to_string());
+    let from = stats.address.as_ref().map(|address| format!(" from {address}")).unwrap_or_default();
     let line = format!("connected over {transport}{from} since {since}, round trip {rtt}");
     if transport != "tcp" {
         return Finding::ok(hop, line);
     }
-    let link = facts.and_then(|facts| facts.as_ref().ok()).map(|facts| &facts["role"]["link"]);
-    match link.map(|link| (link["allowed"].as_str(), link["quicProblem"].as_str(), link["proxied"] == true)) {
-        Some((Some("tcp"), _, _)) => {
+    let facts = facts.and_then(|facts| facts.as_ref().ok());
+    let link = facts.map(|facts| facts.role.clone().unwrap_or_default().link);
+    match link {
+        Some(link) if link.allowed == "tcp" => {
             Finding::ok(hop, format!("{line}; its configuration says transport tcp"))
         }
-        Some((_, _, true)) => {
+        Some(link) if link.proxied => {
             Finding::ok(hop, format!("{line}; through an HTTP proxy, which carries no QUIC"))
         }
-        Some((_, problem, _)) => Finding::warning(
+        Some(link) => Finding::warning(
             hop,
-            format!("{line}; it fell back to TCP: {}", problem.unwrap_or("QUIC does not get through")),
+            format!(
+                "{line}; it fell back to TCP: {}",
+                link.quic_problem.as_deref().unwrap_or("QUIC does not get through")
+            ),
             "let UDP of the channel port through between the edge and the cloud, or set transport tcp at the edge if that is wanted",
         ),
         None => Finding::warning(
@@ -183,25 +188,23 @@ pub fn clock(hop: &str, ahead: Option<i64>) -> Option<Finding> {
     })
 }
 
-fn rivals(hop: &str, gateway: &Value) -> Option<Finding> {
-    let takeovers = gateway["takeovers"].as_u64().filter(|count| *count > 0)?;
-    let addresses: Vec<String> =
-        gateway["rivalAddresses"].as_array().into_iter().flatten().map(cell).collect();
+fn rivals(hop: &str, gateway: &GatewayOverview) -> Option<Finding> {
+    let takeovers = gateway.stats.takeovers.filter(|count| *count > 0)?;
     Some(Finding::failed(
         hop,
         format!(
             "two processes use its identity and take the session from each other ({takeovers} times lately, from {}): one runs on a copy of the data dir",
-            addresses.join(" and ")
+            gateway.stats.rival_addresses.join(" and ")
         ),
         "stop one of them, remove its data dir, and enrol it as a gateway of its own: causeway token create --site SITE --gateway NAME",
     ))
 }
 
-fn netmap(hop: &str, gateway: &Value) -> Finding {
-    match (condition(gateway, "NetmapInForce"), gateway["generation"].as_str()) {
+fn netmap(hop: &str, gateway: &GatewayOverview) -> Finding {
+    match (condition(gateway, "NetmapInForce"), &gateway.stats.generation) {
         (Some(said), _) => Finding::failed(
             hop,
-            format!("its netmap is not in force: {}", cell(&said["message"])),
+            format!("its netmap is not in force: {}", said.message),
             "look at the disk and the log of the edge",
         ),
         // The gateway itself says it too, when it can be asked.
@@ -222,12 +225,12 @@ fn netmap(hop: &str, gateway: &Value) -> Finding {
 }
 
 /// Judges the self-description of a gateway; without an answer, the last one.
-fn says(hop: &str, gateway: &Value, answers: &Answers<'_>) -> Vec<Finding> {
+fn says(hop: &str, gateway: &GatewayOverview, answers: &Answers<'_>) -> Vec<Finding> {
     let facts = match answers.facts {
         Some(Ok(facts)) => facts,
         other => {
             let said = condition(gateway, "Listening").map(|said| {
-                let reason = format!("it cannot do all it should: {}", cell(&said["message"]));
+                let reason = format!("it cannot do all it should: {}", said.message);
                 // On the way to a service it may be about another one.
                 match answers.tells_presences {
                     true => Finding::failed(hop, reason, ""),
@@ -244,46 +247,55 @@ fn says(hop: &str, gateway: &Value, answers: &Answers<'_>) -> Vec<Finding> {
             return said.into_iter().chain(unasked).collect();
         }
     };
-    let mut findings: Vec<Finding> = list(&facts["problems"])
-        .map(|problem| Finding::told(State::Failed, hop, &format!("it cannot do all it should: {problem}")))
-        .collect();
-    let presences = facts["presences"].as_object().filter(|_| answers.tells_presences);
+    let off = facts.switched_off.iter().map(|plane| Finding::ok(hop, switched_off(plane)));
+    let mut findings: Vec<Finding> = off.collect();
+    findings.extend(
+        facts.problems.iter().map(|problem| {
+            Finding::told(State::Failed, hop, &format!("it cannot do all it should: {problem}"))
+        }),
+    );
+    let presences = Some(&facts.presences).filter(|_| answers.tells_presences);
     for (service, why) in presences.into_iter().flatten() {
         let hop = format!("presence of {service} at {hop}");
-        findings.push(Finding::told(State::Failed, hop, &format!("it does not listen: {}", cell(why))));
+        findings.push(Finding::told(State::Failed, hop, &format!("it does not listen: {why}")));
     }
-    for (check, why) in facts["role"]["notReady"].as_object().into_iter().flatten() {
-        let reason = format!("it is not ready: {check}: {}", cell(why));
+    for (check, why) in facts.role.iter().flat_map(|role| &role.not_ready) {
+        let reason = format!("it is not ready: {check}: {why}");
         findings.push(Finding::failed(hop, reason, "look at the disk and the log of the edge"));
     }
     // Without an address in its site no host can route through it, and only its own host uses presences.
-    let is_router = gateway["ip"].as_str().is_some_and(|ip| !ip.is_empty());
+    let is_router = !gateway.ip.is_empty();
     let state = if is_router { State::Failed } else { State::Warning };
-    findings.extend(list(&facts["hints"]).map(|hint| Finding::told(state, hop, &hint)));
+    findings.extend(facts.hints.iter().map(|hint| Finding::told(state, hop, hint)));
     findings
 }
 
-fn list(value: &Value) -> impl Iterator<Item = String> + '_ {
-    value.as_array().into_iter().flatten().filter_map(|line| line.as_str().map(str::to_owned))
+/// Says that a plane is off because the gateway is configured so.
+pub fn switched_off(plane: &str) -> String {
+    match plane {
+        "services" => "services are switched off in its configuration ([gateway] services-off)".to_owned(),
+        "layer3" => "layer 3 is switched off in its configuration ([tunnel] off)".to_owned(),
+        other => format!("{other} is switched off in its configuration"),
+    }
 }
 
 /// A condition that does not hold.
-fn condition<'a>(gateway: &'a Value, kind: &str) -> Option<&'a Value> {
-    let conditions = gateway["conditions"].as_array()?;
-    conditions.iter().find(|said| said["type"] == kind && said["status"] == "False")
+fn condition<'a>(gateway: &'a GatewayOverview, kind: &str) -> Option<&'a Condition> {
+    gateway.conditions.iter().find(|said| said.kind == kind && said.status == ConditionStatus::False)
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
     /// The findings that are not ok, by state and a part of what they say.
     #[track_caller]
     fn check(gateway: Value, facts: Option<Result<Value, Unasked>>, expected: &[(State, &str)]) {
+        let facts = facts.map(read);
         let answers = Answers { facts: facts.as_ref(), tells_presences: true, ..Answers::default() };
-        let findings = examine("tokyo", Some(&gateway), &answers);
+        let findings = examine("tokyo", Some(&overview(gateway)), &answers);
         let bad: Vec<&Finding> = findings.iter().filter(|finding| finding.state != State::Ok).collect();
         let told: Vec<String> = findings.iter().map(Finding::text).collect();
         assert_eq!(bad.len(), expected.len(), "{told:#?}");
@@ -292,8 +304,22 @@ mod tests {
         }
     }
 
+    fn overview(gateway: Value) -> GatewayOverview {
+        serde_json::from_value(gateway).unwrap()
+    }
+
+    fn read(facts: Result<Value, Unasked>) -> Result<GatewayFacts, Unasked> {
+        facts.map(|facts| serde_json::from_value(facts).unwrap())
+    }
+
+    /// A condition that is False.
+    fn unmet(kind: &str, message: &str) -> Value {
+        json!([{"type": kind, "status": "False", "message": message, "reason": "Test",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}])
+    }
+
     fn connected() -> Value {
-        json!({"name": "tokyo", "site": "Tokyo", "connected": true, "transport": "quic", "since": "now", "rttMs": 3.0,
+        json!({"name": "tokyo", "site": "Tokyo", "connected": true, "transport": "quic", "since": "2026-01-02T00:00:00Z", "rttMs": 3.0,
             "generation": "1.7", "identity": {"revoked": false, "at": "T", "expires": "U"}})
     }
 
@@ -314,16 +340,23 @@ mod tests {
             gateway
         };
         check(away("x", Value::Null), None, &[(Failed, "never connected")]);
-        check(away("since", "2026-01-01".into()), None, &[(Failed, "not connected since 2026-01-01")]);
+        check(
+            away("since", "2026-01-01T00:00:00Z".into()),
+            None,
+            &[(Failed, "not connected since 2026-01-01")],
+        );
         // Away since before the cloud was restarted: the live stats know nothing.
-        check(away("lastSeen", "2026-01-01".into()), None, &[(Failed, "not connected since 2026-01-01")]);
+        check(
+            away("lastSeen", "2026-01-01T00:00:00Z".into()),
+            None,
+            &[(Failed, "not connected since 2026-01-01")],
+        );
         check(away("identity", json!({"at": "2026-02-02"})), None, &[(Failed, "enrolled at 2026-02-02")]);
         let revoked = away("identity", json!({"revoked": true, "at": "2026-02-02"}));
         check(revoked, None, &[(Failed, "revoked at 2026-02-02")]);
-        let moved =
-            json!([{"type": "EnrolledAtSite", "status": "False", "message": "its certificate names Kyoto"}]);
+        let moved = unmet("EnrolledAtSite", "its certificate names Kyoto");
         check(away("conditions", moved), None, &[(Failed, "names Kyoto"), (Failed, "never connected")]);
-        let mut stopped = away("lastSeen", "T".into());
+        let mut stopped = away("lastSeen", "2026-01-01T00:00:00Z".into());
         stopped["lastDisconnectReason"] = "Stopped".into();
         check(stopped, None, &[(Failed, "stopped in order")]);
     }
@@ -336,9 +369,9 @@ mod tests {
         check(with("clockAheadSeconds", 3600.into()), None, &[(Warning, "3600 s ahead of")]);
         check(with("clockAheadSeconds", (-3600).into()), None, &[(Failed, "3600 s behind")]);
         check(with("generation", Value::Null), None, &[(Failed, "no netmap")]);
-        let refused = json!([{"type": "NetmapInForce", "status": "False", "message": "disk full"}]);
+        let refused = unmet("NetmapInForce", "disk full");
         check(with("conditions", refused), None, &[(Failed, "disk full")]);
-        let unwritten = json!([{"type": "NetmapPersisted", "status": "False", "message": "disk full"}]);
+        let unwritten = unmet("NetmapPersisted", "disk full");
         check(with("conditions", unwritten), None, &[(Failed, "not on its disk")]);
         let mut double = with("takeovers", 4.into());
         double["rivalAddresses"] = json!(["10.0.0.1", "10.0.0.2"]);
@@ -363,7 +396,7 @@ mod tests {
     #[test]
     fn an_answer_of_the_gateway_counts_more_than_a_condition() {
         use State::{Failed, Warning};
-        let unheard = json!([{"type": "Listening", "status": "False", "message": "no names"}]);
+        let unheard = unmet("Listening", "no names");
         check(with("conditions", unheard.clone()), None, &[(Failed, "no names")]);
         check(with("conditions", unheard), Some(Ok(json!({"problems": []}))), &[]);
         let facts = json!({"problems": ["the presence of web does not listen: taken"],
@@ -378,8 +411,15 @@ mod tests {
             Some(facts.clone()),
             &[(Failed, "presence of mail at gateway tokyo"), (Failed, "taken")],
         );
+        let off = Ok(json!({"switchedOff": ["services", "layer3"]}));
+        check(connected(), Some(off.clone()), &[]);
+        let off = read(off);
+        let answers = Answers { facts: Some(&off), ..Answers::default() };
+        let told = examine("tokyo", Some(&overview(connected())), &answers);
+        assert!(told.iter().any(|finding| finding.text().contains("layer 3 is switched off")), "{told:?}");
+        let facts = read(facts);
         let answers = Answers { facts: Some(&facts), ..Answers::default() };
-        let told = examine("tokyo", Some(&connected()), &answers);
+        let told = examine("tokyo", Some(&overview(connected())), &answers);
         assert!(told.iter().all(|finding| finding.state == State::Ok), "{told:?}");
     }
 }

@@ -6,16 +6,15 @@
 
 use std::collections::BTreeSet;
 
+use causeway_api::management::{BackendFacts, ServicePathFacts};
 use causeway_api::{
     ConditionStatus, EGateway, EPolicy, EServer, EService, ESite, Resource, ServiceExpose, VirtualPresence,
     conditions,
 };
-use serde_json::Value;
 
 use super::collect::Picture;
 use super::finding::Finding;
 use super::{Unasked, gateway};
-use crate::output::cell;
 
 /// To a service from one site, or from every site it is exposed to.
 pub fn to_service(picture: &Picture, name: &str, only: Option<&str>) -> Vec<Finding> {
@@ -25,10 +24,12 @@ pub fn to_service(picture: &Picture, name: &str, only: Option<&str>) -> Vec<Find
         let reason = format!("EService {name} does not exist");
         return vec![Finding::failed(hop, reason, "apply one, with eSiteName where it runs")];
     };
-    let home = service.e_site_name.as_str();
+    let service_site = service.e_site_name.as_str();
     let (port, protocol) = (service.port, service.protocol.as_str());
-    let mut findings =
-        vec![Finding::ok(&hop, format!("EService {name} runs at the site {home}, {protocol} port {port}"))];
+    let mut findings = vec![Finding::ok(
+        &hop,
+        format!("EService {name} runs at the site {service_site}, {protocol} port {port}"),
+    )];
     if let Some(why) = complaint(service, conditions::READY) {
         findings.push(Finding::failed(
             &hop,
@@ -54,8 +55,8 @@ pub fn to_service(picture: &Picture, name: &str, only: Option<&str>) -> Vec<Find
     }
     findings.extend(sites.iter().flat_map(|site| from_site(picture, service, site)));
     // Of a service that appears where it runs, the gateway was looked at.
-    if !sites.contains(&home) {
-        findings.extend(site_gateway(picture, home));
+    if !sites.contains(&service_site) {
+        findings.extend(site_gateway(picture, service_site));
     }
     findings.extend(ways(picture, service, &sites));
     findings
@@ -89,7 +90,7 @@ pub fn to_node(picture: &Picture, server: &EServer) -> Vec<Finding> {
         }
         true => Finding::failed(
             &hop,
-            format!("EServer {name} has no ports: nobody reaches it"),
+            format!("EServer {name} has no ports: no client can reach it by name"),
             "add ports to be reached by name",
         ),
     }];
@@ -169,7 +170,7 @@ fn who_may(picture: &Picture, exposes: &[&ServiceExpose], site: &str) -> Finding
         ),
         true => Finding::failed(
             hop,
-            format!("no policy allows anybody at {site}"),
+            format!("no policy allows a client at {site}"),
             "name its hosts in allowedServers of an EPolicy, or the site in allowedSites",
         ),
     }
@@ -213,7 +214,7 @@ fn names(exposes: &[&ServiceExpose], service: &EService, site: &str) -> Finding 
 fn active<'a>(picture: &'a Picture, site: &str) -> Option<&'a EGateway> {
     let is_away = |gateway: &EGateway| {
         let shown = picture.gateway(&gateway.metadata.name);
-        shown.is_none_or(|shown| shown["connected"] != true) && !gateway::is_cloud(shown)
+        shown.is_none_or(|shown| !shown.stats.connected) && !gateway::is_cloud(shown)
     };
     picture.objects.gateways_at(site).min_by_key(|gateway| (is_away(gateway), gateway.rank()))
 }
@@ -233,7 +234,7 @@ fn walk_to(picture: &Picture, gateway: &EGateway, tells_presences: bool) -> Vec<
 
 /// The ways from the sites to the service as they were tried, and its backends as they were found.
 pub fn ways(picture: &Picture, service: &EService, sites: &[&str]) -> Vec<Finding> {
-    let (name, home) = (&service.metadata.name, service.e_site_name.as_str());
+    let (name, service_site) = (&service.metadata.name, service.e_site_name.as_str());
     // Gateways open no connection to a translated service: the path between the sites is all that can be examined.
     let is_translated = |site: &str| {
         let mut exposes = picture.objects.exposes_of(name).filter(|expose| expose.is_translated());
@@ -245,7 +246,7 @@ pub fn ways(picture: &Picture, service: &EService, sites: &[&str]) -> Vec<Findin
         let told = |site: &&str| {
             let reason =
                 "packets are translated end to end, and none was tried; causeway status shows the path";
-            Finding::ok(format!("path {site} -> {home}"), reason)
+            Finding::ok(format!("path {site} -> {service_site}"), reason)
         };
         return translated.iter().map(told).collect();
     }
@@ -254,23 +255,23 @@ pub fn ways(picture: &Picture, service: &EService, sites: &[&str]) -> Vec<Findin
         picture.paths.get(&(gateway.metadata.name.clone(), name.clone()))
     };
     let mut findings = Vec::new();
-    for site in sites.iter().filter(|site| **site != home) {
-        findings.extend(answer(site).into_iter().flat_map(|answer| way(name, site, home, answer)));
+    for site in sites.iter().filter(|site| **site != service_site) {
+        findings.extend(answer(site).into_iter().flat_map(|answer| way(name, site, service_site, answer)));
     }
     // The gateway that saw the backends: their own, or one that asked it.
-    let seen = std::iter::once(home)
+    let seen = std::iter::once(service_site)
         .chain(sites.iter().copied())
         .filter_map(|site| answer(site)?.as_ref().ok())
-        .find(|answer| answer["backends"].as_array().is_some_and(|backends| !backends.is_empty()));
+        .find(|answer| !answer.backends.is_empty());
     match seen {
-        Some(answer) => findings
-            .extend(answer["backends"].as_array().into_iter().flatten().map(|found| backend(service, found))),
+        Some(answer) => findings.extend(answer.backends.iter().map(|found| backend(service, found))),
         None => {
-            let denied =
-                std::iter::once(home).chain(sites.iter().copied()).find_map(|site| match answer(site) {
+            let denied = std::iter::once(service_site).chain(sites.iter().copied()).find_map(|site| {
+                match answer(site) {
                     Some(Err(Unasked::NotAllowed(why))) => Some(why),
                     _ => None,
-                });
+                }
+            });
             findings.push(match denied {
                 Some(why) => gateway::not_allowed(&format!("backends of {name}"), why),
                 None => not_tried(picture, service),
@@ -281,8 +282,13 @@ pub fn ways(picture: &Picture, service: &EService, sites: &[&str]) -> Vec<Findin
 }
 
 /// From one site to the gateway of the service.
-fn way(name: &str, site: &str, home: &str, answer: &Result<Value, Unasked>) -> Vec<Finding> {
-    let hop = format!("path {site} -> {home}");
+fn way(
+    name: &str,
+    site: &str,
+    service_site: &str,
+    answer: &Result<ServicePathFacts, Unasked>,
+) -> Vec<Finding> {
+    let hop = format!("path {site} -> {service_site}");
     let facts = match answer {
         Ok(facts) => facts,
         // Said once, with the backends.
@@ -296,23 +302,19 @@ fn way(name: &str, site: &str, home: &str, answer: &Result<Value, Unasked>) -> V
         }
     };
     let mut findings = Vec::new();
-    if let Some(why) = facts["presenceProblem"].as_str() {
+    if let Some(why) = &facts.presence_problem {
         let presence = format!("presence of {name} at {site}");
         findings.push(Finding::told(super::State::Failed, presence, why));
     }
-    findings.push(match facts["farProblem"].as_str() {
+    findings.push(match &facts.far_problem {
         Some(why) => Finding::failed(
             hop,
-            format!("the gateway of {home} is not reached: {why}"),
-            format!("causeway doctor {home} looks at its gateway"),
+            format!("the gateway of {service_site} is not reached: {why}"),
+            format!("causeway doctor {service_site} looks at its gateway"),
         ),
-        None if facts["presenceProblem"].is_string()
-            && facts["backends"].as_array().is_none_or(Vec::is_empty) =>
-        {
-            return findings;
-        }
+        None if facts.presence_problem.is_some() && facts.backends.is_empty() => return findings,
         None => {
-            let took = facts["milliseconds"].as_f64().unwrap_or(0.0);
+            let took = facts.milliseconds;
             Finding::ok(hop, format!("a question went from {site} to the backends and back in {took:.1} ms"))
         }
     });
@@ -320,14 +322,14 @@ fn way(name: &str, site: &str, home: &str, answer: &Result<Value, Unasked>) -> V
 }
 
 /// One backend, as its gateway found it now.
-fn backend(service: &EService, found: &Value) -> Finding {
+fn backend(service: &EService, found: &BackendFacts) -> Finding {
     let name = &service.metadata.name;
-    let hop = format!("backend {} of {name}", cell(&found["backend"]));
-    let detail = cell(&found["detail"]);
+    let hop = format!("backend {} of {name}", found.backend);
+    let detail = found.detail.as_str();
     let protocol = service.protocol.as_str();
-    match found["outcome"].as_str() {
-        Some("answers" | "connects") => Finding::ok(hop, detail),
-        Some("down") => Finding::failed(
+    match found.outcome.as_str() {
+        "answers" | "connects" => Finding::ok(hop, detail),
+        "down" => Finding::failed(
             hop,
             format!("it does not take connections: {detail}"),
             format!(
@@ -335,21 +337,21 @@ fn backend(service: &EService, found: &Value) -> Finding {
                 service.e_site_name
             ),
         ),
-        Some("denied") => Finding::failed(
+        "denied" => Finding::failed(
             hop,
             format!("its gateway does not dial it: {detail}"),
             format!(
                 "correct ip, port or endpoints of EService {name}, or the configuration of its gateway ([gateway] backends-allow, backends-deny)"
             ),
         ),
-        Some("otherProtocol") => Finding::failed(
+        "otherProtocol" => Finding::failed(
             hop,
             detail,
             format!(
                 "protocol of EService {name} is {protocol}: set it to what the backend speaks, or correct the port"
             ),
         ),
-        Some("silent") => Finding::failed(
+        "silent" => Finding::failed(
             hop,
             detail,
             format!("is it overloaded, or does it speak another protocol than {protocol}?"),
@@ -370,7 +372,11 @@ fn not_tried(picture: &Picture, service: &EService) -> Finding {
         return Finding::unknown(hop, reason, fix);
     }
     match picture.records.last() {
-        None => Finding::unknown(hop, "they were not tried now, and nobody has used the service lately", fix),
+        None => Finding::unknown(
+            hop,
+            "they were not tried now, and the audit has no recent connection to the service",
+            fix,
+        ),
         Some(record) => {
             let text = |key: &str| record[key].as_str().unwrap_or("?").to_owned();
             let reason = format!("they were not tried now; last used at {}: {}", text("time"), text("end"));

@@ -1,15 +1,13 @@
 //! Packets between two sites, hop by hop: community, networks, policy, gateways, tunnels and the far side. Pure.
 
-use causeway_api::conditions::{SUBNETS_DISTINCT, TUNNEL_KEY_UNIQUE};
+use causeway_api::conditions::{SUBNETS_DISTINCT, TUNNEL_KEY_UNIQUE, TUNNEL_READY};
 use causeway_api::layer3::site_networks;
+use causeway_api::management::{GatewayFacts, TunnelFacts, TunnelPeerFacts};
 use causeway_api::{ConditionStatus, ECommunity, EGateway, ObjectSet, ObjectStatus};
-use serde_json::Value;
 
 use super::collect::Picture;
 use super::finding::{Finding, State};
-
-/// Written by the cloud from the report of the gateway.
-const TUNNEL_READY: &str = "TunnelReady";
+use super::gateway::switched_off;
 
 /// Examines packets from hosts of one site to hosts of another.
 pub fn examine(picture: &Picture, from: &str, to: &str) -> Vec<Finding> {
@@ -133,9 +131,9 @@ fn gateway_hops(picture: &Picture, gateway: &EGateway, far: &str) -> Vec<Finding
         }
     }
     match picture.facts.get(name) {
-        Some(Ok(facts)) => findings.extend(tunnel_hops(&picture.objects, &facts["tunnel"], name, far)),
+        Some(Ok(facts)) => findings.extend(tunnel_hops(&picture.objects, facts, name, far)),
         Some(Err(_)) | None => {
-            let connected = picture.gateway(name).is_some_and(|shown| shown["connected"] == true);
+            let connected = picture.gateway(name).is_some_and(|shown| shown.stats.connected);
             let reason = match connected {
                 true => "the gateway could not be asked about its tunnel",
                 false => "the gateway is not connected; its tunnel may work with what it knows",
@@ -147,19 +145,23 @@ fn gateway_hops(picture: &Picture, gateway: &EGateway, far: &str) -> Vec<Finding
 }
 
 /// Judges the state of the tunnel as the gateway describes it.
-fn tunnel_hops(objects: &ObjectSet, tunnel: &Value, name: &str, far: &str) -> Vec<Finding> {
+fn tunnel_hops(objects: &ObjectSet, facts: &GatewayFacts, name: &str, far: &str) -> Vec<Finding> {
     let hop = |what: &str| format!("{what} of gateway {name}");
-    if tunnel.is_null() {
+    if facts.switched_off.iter().any(|plane| plane == "layer3") {
+        let fix = format!(
+            "remove `off` from [tunnel] in the configuration of {name} and restart it, if packets shall cross"
+        );
+        return vec![Finding::failed(hop("tunnel"), switched_off("layer3"), fix)];
+    }
+    let Some(tunnel) = &facts.tunnel else {
         let fix = "update causeway on its host";
         return vec![Finding::failed(hop("tunnel"), "the gateway is of a version without layer 3", fix)];
-    }
-    let troubles: Vec<&str> =
-        tunnel["troubles"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    if !troubles.is_empty() {
-        return vec![Finding::told(State::Failed, hop("tunnel"), &troubles.join("; "))];
+    };
+    if !tunnel.troubles.is_empty() {
+        return vec![Finding::told(State::Failed, hop("tunnel"), &tunnel.troubles.join("; "))];
     }
     let mut findings = Vec::new();
-    match (tunnel["device"].as_str(), tunnel["listen"].as_str()) {
+    match (&tunnel.device, &tunnel.listen) {
         (Some(device), Some(listen)) => {
             findings.push(Finding::ok(hop("tunnel"), format!("device {device}, UDP {listen}")));
         }
@@ -169,29 +171,38 @@ fn tunnel_hops(objects: &ObjectSet, tunnel: &Value, name: &str, far: &str) -> Ve
             format!("causeway doctor egateway/{name}"),
         )),
     }
-    let none = serde_json::Map::new();
-    let peers = tunnel["peers"].as_object().unwrap_or(&none);
     let of_far = objects.gateways_at(far).map(|gateway| gateway.metadata.name.as_str());
-    let peers: Vec<(&str, &Value)> =
-        of_far.filter_map(|gateway| Some((gateway, peers.get(gateway)?))).collect();
-    if peers.is_empty() {
+    let peers: Vec<(&str, &TunnelPeerFacts)> =
+        of_far.filter_map(|gateway| Some((gateway, tunnel.peers.get(gateway)?))).collect();
+    if peers.is_empty() && tunnel.on_demand {
+        let reason =
+            format!("no gateway of {far} is a peer yet: in a large community the first packet makes it one");
+        findings.push(Finding::unknown(hop("route"), reason, format!("send a packet: ping a host of {far}")));
+    } else if peers.is_empty() {
         let reason = format!("no gateway of {far} is a peer");
         findings.push(Finding::failed(hop("route"), reason, format!("causeway doctor {far}")));
     }
     for (gateway, peer) in peers {
         let hop = format!("path from {name} to {gateway}");
-        let rtt = peer["rttUs"].as_u64().map(|rtt| format!(", round trip {rtt} µs")).unwrap_or_default();
-        match peer["path"].as_str() {
-            Some("direct") => {
-                let endpoint = peer["endpoint"].as_str().unwrap_or("UDP");
-                findings.push(Finding::ok(hop, format!("direct, {endpoint}{rtt}, MTU {}", peer["mtu"])));
+        let rtt = peer.rtt_us.map(|rtt| format!(", round trip {rtt} µs")).unwrap_or_default();
+        let loss = peer.loss_percent.map(|loss| format!(", loss {loss} %")).unwrap_or_default();
+        let why = peer.not_direct.as_deref().unwrap_or("UDP does not pass, or a NAT is in the way");
+        let mtu = peer.mtu.map_or_else(|| "unknown".to_owned(), |mtu| mtu.to_string());
+        match peer.path.as_str() {
+            "direct" => {
+                let endpoint = peer.endpoint.as_deref().unwrap_or("UDP");
+                findings.push(Finding::ok(hop, format!("direct, {endpoint}{rtt}{loss}, MTU {mtu}")));
             }
-            Some("channel") => findings.push(Finding::warning(
+            "relayed" => {
+                let relay = peer.relay.as_deref().unwrap_or("a relay");
+                findings.push(Finding::ok(
+                    hop,
+                    format!("relayed by {relay}{rtt}{loss}, MTU {mtu}, not direct: {why}"),
+                ));
+            }
+            "channel" => findings.push(Finding::warning(
                 hop,
-                format!(
-                    "over the channel{rtt}, not direct: {}",
-                    peer["notDirect"].as_str().unwrap_or("UDP does not pass, or a NAT is in the way")
-                ),
+                format!("over the channel{rtt}, not direct: {why}"),
                 format!("let UDP of port {} pass where more speed is needed", tunnel_port(tunnel)),
             )),
             _ => findings.push(Finding::unknown(hop, "no handshake yet", "send a packet: ping a host there")),
@@ -200,8 +211,8 @@ fn tunnel_hops(objects: &ObjectSet, tunnel: &Value, name: &str, far: &str) -> Ve
     findings
 }
 
-fn tunnel_port(tunnel: &Value) -> &str {
-    tunnel["listen"].as_str().and_then(|listen| listen.rsplit(':').next()).unwrap_or("7446")
+fn tunnel_port(tunnel: &TunnelFacts) -> &str {
+    tunnel.listen.as_deref().and_then(|listen| listen.rsplit(':').next()).unwrap_or("7446")
 }
 
 /// Returns the message of a condition that is False.
@@ -213,9 +224,14 @@ fn failing(status: &ObjectStatus, kind: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use causeway_api::{Kind, Object};
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+
+    /// Puts the facts of the gateway a-1 in.
+    fn told(picture: &mut Picture, facts: Value) {
+        picture.facts.insert("a-1".into(), Ok(serde_json::from_value(facts).unwrap()));
+    }
 
     fn picture(community: Value) -> Picture {
         let object = |kind, value: Value| Object::decode(kind, value).unwrap().object;
@@ -270,19 +286,29 @@ mod tests {
     fn the_state_of_a_tunnel_is_told_by_its_gateway() {
         let mut open = picture(community(&["a", "b"]));
         check(&open, "a", "b", "gateway a-1", State::Unknown, "not connected");
-        open.facts.insert("a-1".into(), Ok(json!({})));
+        told(&mut open, json!({}));
         check(&open, "a", "b", "tunnel of gateway a-1", State::Failed, "without layer 3");
+        told(&mut open, json!({"switchedOff": ["layer3"]}));
+        check(&open, "a", "b", "tunnel of gateway a-1", State::Failed, "switched off in its configuration");
         let trouble = json!({"tunnel": {"troubles": ["no /dev/net/tun; fix: load the module tun"]}});
-        open.facts.insert("a-1".into(), Ok(trouble));
+        told(&mut open, trouble);
         check(&open, "a", "b", "tunnel of gateway a-1", State::Failed, "no /dev/net/tun");
         let peers = |path: &str| json!({"b-1": {"path": path, "endpoint": "192.0.2.1:7446", "mtu": 1420, "rttUs": 900}});
         let tunnel = |peers: Value| json!({"tunnel": {"device": "causeway-l3-0", "listen": "0.0.0.0:7446", "peers": peers}});
-        open.facts.insert("a-1".into(), Ok(tunnel(peers("direct"))));
+        told(&mut open, tunnel(peers("direct")));
         check(&open, "a", "b", "tunnel of gateway a-1", State::Ok, "causeway-l3-0");
         check(&open, "a", "b", "path from a-1 to b-1", State::Ok, "192.0.2.1:7446");
-        open.facts.insert("a-1".into(), Ok(tunnel(peers("channel"))));
+        let mut relayed = peers("relayed");
+        relayed["b-1"]["relay"] = "cloud".into();
+        told(&mut open, tunnel(relayed));
+        check(&open, "a", "b", "path from a-1 to b-1", State::Ok, "relayed by cloud, round trip 900");
+        told(&mut open, tunnel(peers("channel")));
         check(&open, "a", "b", "path from a-1 to b-1", State::Warning, "over the channel");
-        open.facts.insert("a-1".into(), Ok(tunnel(json!({}))));
+        told(&mut open, tunnel(json!({})));
         check(&open, "a", "b", "route of gateway a-1", State::Failed, "no gateway of b is a peer");
+        let mut large = tunnel(json!({}));
+        large["tunnel"]["onDemand"] = true.into();
+        told(&mut open, large);
+        check(&open, "a", "b", "route of gateway a-1", State::Unknown, "the first packet makes it one");
     }
 }

@@ -10,7 +10,7 @@ use crate::kinds::KindWord;
 
 /// The object that is examined.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum DoctorTarget {
     Service {
         name: String,
         site: Option<String>,
@@ -36,79 +36,80 @@ pub enum Target {
     },
 }
 
-impl Target {
+impl DoctorTarget {
     /// Of several objects with one name: a service, then an exposure, a gateway, a site, a node, a DNS name.
-    pub fn find(word: &str, objects: &ObjectSet) -> Target {
+    pub fn find(word: &str, objects: &ObjectSet) -> DoctorTarget {
         let named = |word: &str| word.to_owned();
         match word.split_once('/') {
-            Some(("service", name)) => return Target::service(name, objects),
-            Some(("site", name)) => return Target::Site(named(name)),
-            Some(("node", name)) => return Target::Node(named(name)),
-            Some(("gateway", name)) => return Target::Gateway(named(name)),
+            Some(("service", name)) => return DoctorTarget::service(name, objects),
+            Some(("site", name)) => return DoctorTarget::Site(named(name)),
+            Some(("node", name)) => return DoctorTarget::Node(named(name)),
+            Some(("gateway", name)) => return DoctorTarget::Gateway(named(name)),
             Some(_) => {
                 if let Ok(KindWord { kinds, name: Some(name) }) = KindWord::parse(word)
                     && let [kind] = kinds.as_slice()
                 {
-                    return Target::of_kind(*kind, &name, objects).unwrap_or_else(|| nothing(word, objects));
+                    return DoctorTarget::of_kind(*kind, &name, objects)
+                        .unwrap_or_else(|| nothing(word, objects));
                 }
             }
             None => {}
         }
         if let Ok(address) = word.parse::<IpAddr>() {
-            return Target::at(address, objects).unwrap_or_else(|| nothing(word, objects));
+            return DoctorTarget::at(address, objects).unwrap_or_else(|| nothing(word, objects));
         }
         if word.contains('@') || objects.service(word).is_some() {
-            Target::service(word, objects)
+            DoctorTarget::service(word, objects)
         } else if let Some(expose) = objects.expose(word) {
-            Target::Service { name: expose.e_service_name.clone(), site: None }
+            DoctorTarget::Service { name: expose.e_service_name.clone(), site: None }
         } else if objects.gateway(word).is_some() {
-            Target::Gateway(named(word))
+            DoctorTarget::Gateway(named(word))
         } else if objects.site(word).is_some() {
-            Target::Site(named(word))
+            DoctorTarget::Site(named(word))
         } else if objects.server(word).is_some() {
-            Target::Node(named(word))
+            DoctorTarget::Node(named(word))
         } else {
             by_dns_name(word, objects).unwrap_or_else(|| nothing(word, objects))
         }
     }
 
     /// Packets from one site to another. A site may be written as site/NAME.
-    pub fn between(from: &str, to: &str) -> Target {
+    pub fn between(from: &str, to: &str) -> DoctorTarget {
         let name = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
-        Target::Sites { from: name(from), to: name(to) }
+        DoctorTarget::Sites { from: name(from), to: name(to) }
     }
 
     /// The target that KIND/NAME means. `None`: there is no such exposure or presence, and the name of the service is in it.
-    fn of_kind(kind: Kind, name: &str, objects: &ObjectSet) -> Option<Target> {
+    fn of_kind(kind: Kind, name: &str, objects: &ObjectSet) -> Option<DoctorTarget> {
         Some(match kind {
-            Kind::EService => Target::service(name, objects),
-            Kind::ESite => Target::Site(name.to_owned()),
-            Kind::EServer => Target::Node(name.to_owned()),
-            Kind::EGateway => Target::Gateway(name.to_owned()),
+            Kind::EService => DoctorTarget::service(name, objects),
+            Kind::ESite => DoctorTarget::Site(name.to_owned()),
+            Kind::EServer => DoctorTarget::Node(name.to_owned()),
+            Kind::EGateway => DoctorTarget::Gateway(name.to_owned()),
             Kind::ServiceExpose => {
-                Target::Service { name: objects.expose(name)?.e_service_name.clone(), site: None }
+                DoctorTarget::Service { name: objects.expose(name)?.e_service_name.clone(), site: None }
             }
             Kind::VirtualPresence => {
                 let presence =
                     objects.all::<VirtualPresence>().find(|presence| presence.metadata.name == name)?;
                 let site = Some(presence.e_site_name.clone()).filter(|site| !site.is_empty());
-                Target::Service { name: presence.e_service_name.clone(), site }
+                DoctorTarget::Service { name: presence.e_service_name.clone(), site }
             }
-            kind => Target::Unsupported { kind, name: name.to_owned() },
+            kind => DoctorTarget::Unsupported { kind, name: name.to_owned() },
         })
     }
 
-    fn service(word: &str, objects: &ObjectSet) -> Target {
+    fn service(word: &str, objects: &ObjectSet) -> DoctorTarget {
         let (name, site) = match word.split_once('@') {
             Some((name, site)) => (name, Some(site.to_owned())),
             None => (word, None),
         };
         // Before the @ any name of the service is accepted.
-        let name = match Target::find_service(name, objects) {
+        let name = match DoctorTarget::find_service(name, objects) {
             Some(found) => found,
             None => name.to_owned(),
         };
-        Target::Service { name, site }
+        DoctorTarget::Service { name, site }
     }
 
     fn find_service(word: &str, objects: &ObjectSet) -> Option<String> {
@@ -117,34 +118,34 @@ impl Target {
         }
         let by_expose = objects.expose(word).map(|expose| expose.e_service_name.clone());
         by_expose.or_else(|| match by_dns_name(word, objects)? {
-            Target::Service { name, .. } => Some(name),
+            DoctorTarget::Service { name, .. } => Some(name),
             _ => None,
         })
     }
 
     /// The address of a presence, of a gateway, of a host or of a backend.
-    fn at(address: IpAddr, objects: &ObjectSet) -> Option<Target> {
+    fn at(address: IpAddr, objects: &ObjectSet) -> Option<DoctorTarget> {
         if let Some(presence) = objects.presences_with(address).next() {
             let site = Some(presence.e_site_name.clone()).filter(|site| !site.is_empty());
-            return Some(Target::Service { name: presence.e_service_name.clone(), site });
+            return Some(DoctorTarget::Service { name: presence.e_service_name.clone(), site });
         }
         let is = |text: &str| text.parse::<IpAddr>().is_ok_and(|ip| ip == address);
         if let Some(gateway) = objects.all::<EGateway>().find(|gateway| is(&gateway.ip)) {
-            return Some(Target::Gateway(gateway.metadata.name.clone()));
+            return Some(DoctorTarget::Gateway(gateway.metadata.name.clone()));
         }
         if let Some(server) = objects.all::<EServer>().find(|server| is(&server.ip)) {
-            return Some(Target::Node(server.metadata.name.clone()));
+            return Some(DoctorTarget::Node(server.metadata.name.clone()));
         }
         let of = |service: &&EService| {
             is(&service.ip) || service.endpoints.iter().any(|endpoint| is(&endpoint.ip))
         };
         let service = objects.all::<EService>().find(of)?;
-        Some(Target::Service { name: service.metadata.name.clone(), site: None })
+        Some(DoctorTarget::Service { name: service.metadata.name.clone(), site: None })
     }
 }
 
 /// A `dnsName`, SERVICE.SITE.causeway.internal, or the name of a node. Capitals and a dot at the end make no difference.
-fn by_dns_name(word: &str, objects: &ObjectSet) -> Option<Target> {
+fn by_dns_name(word: &str, objects: &ObjectSet) -> Option<DoctorTarget> {
     let word = word.trim_end_matches('.').to_ascii_lowercase();
     if word.is_empty() {
         return None;
@@ -153,19 +154,19 @@ fn by_dns_name(word: &str, objects: &ObjectSet) -> Option<Target> {
     let expose =
         objects.all::<ServiceExpose>().find(|expose| !expose.dns_name.is_empty() && same(&expose.dns_name));
     if let Some(expose) = expose {
-        return Some(Target::Service { name: expose.e_service_name.clone(), site: None });
+        return Some(DoctorTarget::Service { name: expose.e_service_name.clone(), site: None });
     }
     let own = |service: &&EService| {
         same(&format!("{}.{}.causeway.internal", service.metadata.name, service.e_site_name))
     };
     if let Some(service) = objects.all::<EService>().find(own) {
-        return Some(Target::Service { name: service.metadata.name.clone(), site: None });
+        return Some(DoctorTarget::Service { name: service.metadata.name.clone(), site: None });
     }
     let node = objects.servers_named(&word).next()?;
-    Some(Target::Node(node.metadata.name.clone()))
+    Some(DoctorTarget::Node(node.metadata.name.clone()))
 }
 
-fn nothing(word: &str, objects: &ObjectSet) -> Target {
+fn nothing(word: &str, objects: &ObjectSet) -> DoctorTarget {
     let addresses = objects.all::<VirtualPresence>().map(|presence| presence.virtual_ip.as_str());
     let names = objects
         .all::<EService>()
@@ -179,7 +180,7 @@ fn nothing(word: &str, objects: &ObjectSet) -> Target {
         .chain(objects.all::<ESite>().map(|object| object.metadata.name.as_str()))
         .chain(objects.all::<EServer>().map(|object| object.metadata.name.as_str()))
         .chain(addresses);
-    Target::Nothing { word: word.to_owned(), nearest: nearest(word, names) }
+    DoctorTarget::Nothing { word: word.to_owned(), nearest: nearest(word, names) }
 }
 
 /// The candidate with the fewest changed letters, if a third of them or fewer are changed.
@@ -253,9 +254,11 @@ mod tests {
 
     #[test]
     fn a_word_means_what_it_names() {
-        let check =
-            |word: &str, expected: Target| assert_eq!(Target::find(word, &objects()), expected, "{word}");
-        let service = |site: Option<&str>| Target::Service { name: "web".into(), site: site.map(Into::into) };
+        let check = |word: &str, expected: DoctorTarget| {
+            assert_eq!(DoctorTarget::find(word, &objects()), expected, "{word}")
+        };
+        let service =
+            |site: Option<&str>| DoctorTarget::Service { name: "web".into(), site: site.map(Into::into) };
         check("web", service(None));
         check("web@berlin", service(Some("berlin")));
         check("web-expose", service(None));
@@ -266,27 +269,30 @@ mod tests {
         check("web.oslo.causeway.internal", service(None));
         check("198.18.0.9", service(Some("berlin")));
         check("10.0.0.5", service(None));
-        check("10.0.0.1", Target::Gateway("gw-oslo".into()));
-        check("10.0.0.9", Target::Node("host".into()));
-        check("oslo", Target::Site("oslo".into()));
-        check("gw-oslo", Target::Gateway("gw-oslo".into()));
-        check("node/x", Target::Node("x".into()));
-        check("egateway/berlin", Target::Gateway("berlin".into()));
-        check("EGW/gw-oslo", Target::Gateway("gw-oslo".into()));
-        check("egateways.causeway.io/gw-oslo", Target::Gateway("gw-oslo".into()));
-        check("esite/oslo", Target::Site("oslo".into()));
-        check("eserver/host", Target::Node("host".into()));
+        check("10.0.0.1", DoctorTarget::Gateway("gw-oslo".into()));
+        check("10.0.0.9", DoctorTarget::Node("host".into()));
+        check("oslo", DoctorTarget::Site("oslo".into()));
+        check("gw-oslo", DoctorTarget::Gateway("gw-oslo".into()));
+        check("node/x", DoctorTarget::Node("x".into()));
+        check("egateway/berlin", DoctorTarget::Gateway("berlin".into()));
+        check("EGW/gw-oslo", DoctorTarget::Gateway("gw-oslo".into()));
+        check("egateways.causeway.io/gw-oslo", DoctorTarget::Gateway("gw-oslo".into()));
+        check("esite/oslo", DoctorTarget::Site("oslo".into()));
+        check("eserver/host", DoctorTarget::Node("host".into()));
         check("eservice/web@berlin", service(Some("berlin")));
         check("serviceexpose/web-expose", service(None));
         check("virtualpresence/vp", service(Some("berlin")));
-        check("epolicy/p", Target::Unsupported { kind: Kind::EPolicy, name: "p".into() });
+        check("epolicy/p", DoctorTarget::Unsupported { kind: Kind::EPolicy, name: "p".into() });
     }
 
     #[test]
     fn a_typo_gets_the_nearest_name() {
         let check = |word: &str, expected: Option<&str>| {
             let nearest = expected.map(str::to_owned);
-            assert_eq!(Target::find(word, &objects()), Target::Nothing { word: word.to_owned(), nearest });
+            assert_eq!(
+                DoctorTarget::find(word, &objects()),
+                DoctorTarget::Nothing { word: word.to_owned(), nearest }
+            );
         };
         check("olso", Some("oslo"));
         check("wev", Some("web"));

@@ -15,8 +15,8 @@ use super::{
 use crate::client::{self, ApiClient, CallError};
 use crate::output;
 
-/// Between attempts, so that a server that is away is not hammered.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Delay between attempts to watch an unreachable server.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 pub async fn follow(
     api: &ApiClient,
@@ -48,7 +48,7 @@ pub async fn follow(
         screen.list(list)?;
         // Ends with the revision too old: then list again.
         while resume(api, &ask(Some(&revision)), accept, &mut screen, &mut revision).await? {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 }
@@ -63,7 +63,7 @@ async fn resume(
 ) -> anyhow::Result<bool> {
     let mut gone = false;
     let watched = api
-        .lines(path, accept, |event| {
+        .stream_lines(path, accept, |event| {
             screen.lost = false;
             let object = &event["object"];
             match event["type"].as_str() {

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use causeway_api::management::{DiagnoseRequest, FleetStatus, paths};
+use causeway_api::management::{DiagnoseRequest, FleetStatus, GatewayFacts, TunnelFacts, paths};
 use futures_util::{StreamExt, stream};
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::client::ApiClient;
 use crate::output::TextTable;
@@ -20,10 +19,13 @@ const AT_ONCE: usize = 16;
 pub struct TunnelPathRow {
     pub gateway: String,
     pub peer: String,
-    /// `direct`, `channel`, or `none` while no packet was sent.
+    /// `direct`, `relayed`, `channel`, or `none` while no packet was sent.
     pub path: String,
     pub endpoint: Option<String>,
+    /// The gateway that forwards packets of a path that is `relayed`.
+    pub relay: Option<String>,
     pub rtt_us: Option<u64>,
+    pub loss_percent: Option<u64>,
     pub mtu: Option<u64>,
     pub not_direct: Option<String>,
 }
@@ -32,8 +34,9 @@ pub struct TunnelPathRow {
 pub async fn ask(api: &ApiClient, status: &FleetStatus) -> Vec<TunnelPathRow> {
     let answers = stream::iter(to_ask(status)).map(|gateway| async move {
         let request = DiagnoseRequest { gateway: gateway.clone(), service: None };
-        let answer = api.post(paths::DIAGNOSE, &request).await;
-        answer.map(|facts: Value| rows(&gateway, &facts["tunnel"])).unwrap_or_default()
+        let answer = api.post(paths::DIAGNOSE, &request).await.ok();
+        let facts = answer.and_then(|answer| serde_json::from_value::<GatewayFacts>(answer).ok());
+        facts.and_then(|facts| facts.tunnel).map(|tunnel| rows(&gateway, tunnel)).unwrap_or_default()
     });
     answers.buffered(AT_ONCE).concat().await
 }
@@ -49,36 +52,38 @@ fn to_ask(status: &FleetStatus) -> Vec<String> {
 
 /// Makes rows of the tunnel's state as a gateway describes it. A peer without networks and traffic, as the cloud is for
 /// gateways that only ask it for their address, has none.
-fn rows(gateway: &str, tunnel: &Value) -> Vec<TunnelPathRow> {
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    let peers = tunnel["peers"].as_object().into_iter().flatten();
-    let peers = peers.filter(|(_, peer)| peer["carriesNetworks"] != false);
+fn rows(gateway: &str, tunnel: TunnelFacts) -> Vec<TunnelPathRow> {
+    let peers = tunnel.peers.into_iter().filter(|(_, peer)| peer.carries_networks);
     peers
         .map(|(name, peer)| TunnelPathRow {
             gateway: gateway.to_owned(),
-            peer: name.clone(),
-            path: text(&peer["path"]).unwrap_or_else(|| "none".to_owned()),
-            endpoint: text(&peer["endpoint"]),
-            rtt_us: peer["rttUs"].as_u64(),
-            mtu: peer["mtu"].as_u64(),
-            not_direct: text(&peer["notDirect"]),
+            peer: name,
+            path: peer.path,
+            endpoint: peer.endpoint,
+            relay: peer.relay,
+            rtt_us: peer.rtt_us,
+            loss_percent: peer.loss_percent,
+            mtu: peer.mtu,
+            not_direct: peer.not_direct,
         })
         .collect()
 }
 
 /// The rows as a table.
 pub fn table(rows: &[TunnelPathRow]) -> TextTable {
-    let mut table = TextTable::new(&["FROM", "TO", "PATH", "RTT", "MTU", "WHY NOT DIRECT"]);
+    let mut table = TextTable::new(&["FROM", "TO", "PATH", "RTT", "LOSS", "MTU", "WHY NOT DIRECT"]);
     for row in rows {
-        let path = match &row.endpoint {
-            Some(endpoint) if row.path == "direct" => format!("direct {endpoint}"),
-            _ => row.path.clone(),
+        let path = match (row.path.as_str(), &row.endpoint, &row.relay) {
+            ("direct", Some(endpoint), _) => format!("direct {endpoint}"),
+            ("relayed", _, Some(relay)) => format!("relayed by {relay}"),
+            (path, ..) => path.to_owned(),
         };
         table.row([
             row.gateway.clone(),
             row.peer.clone(),
             path,
             row.rtt_us.map_or_else(|| "-".to_owned(), |rtt| format!("{:.1}ms", rtt as f64 / 1e3)),
+            row.loss_percent.map_or_else(|| "-".to_owned(), |loss| format!("{loss}%")),
             row.mtu.map_or_else(|| "-".to_owned(), |mtu| mtu.to_string()),
             row.not_direct.clone().unwrap_or_else(|| "-".to_owned()),
         ]);
@@ -107,13 +112,15 @@ mod tests {
         let tunnel = json!({"peers": {
             "cloud": {"path": "direct", "carriesNetworks": false},
             "rome-1": {"path": "channel", "rttUs": 12_340, "mtu": 1420, "notDirect": "none of 3 addresses answers"},
-            "bern-1": {"path": "direct", "endpoint": "192.0.2.1:7446", "rttUs": 900, "mtu": 1400},
+            "bern-1": {"path": "direct", "endpoint": "192.0.2.1:7446", "rttUs": 900, "mtu": 1400, "lossPercent": 6},
+            "paris-1": {"path": "relayed", "relay": "cloud", "rttUs": 2000, "mtu": 1376, "lossPercent": 0},
         }});
-        let text = table(&rows("oslo-1", &tunnel)).render(false);
+        let text = table(&rows("oslo-1", serde_json::from_value(tunnel).unwrap())).render(false);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(lines[1], ["oslo-1", "bern-1", "direct", "192.0.2.1:7446", "0.9ms", "1400", "-"]);
-        assert_eq!(lines[2][..6], ["oslo-1", "rome-1", "channel", "12.3ms", "1420", "none"]);
-        assert_eq!(lines.len(), 3);
-        assert_eq!(rows("oslo-1", &Value::Null), []);
+        assert_eq!(lines[1], ["oslo-1", "bern-1", "direct", "192.0.2.1:7446", "0.9ms", "6%", "1400", "-"]);
+        assert_eq!(lines[2][..8], ["oslo-1", "paris-1", "relayed", "by", "cloud", "2.0ms", "0%", "1376"]);
+        assert_eq!(lines[3][..7], ["oslo-1", "rome-1", "channel", "12.3ms", "-", "1420", "none"]);
+        assert_eq!(lines.len(), 4);
+        assert_eq!(rows("oslo-1", TunnelFacts::default()), []);
     }
 }

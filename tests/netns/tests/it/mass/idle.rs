@@ -45,7 +45,7 @@ impl Backlog {
         text.split_whitespace().nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
     }
 
-    /// Says to each of so many what it said, and ends it.
+    /// Says to each of this number of clients what it said, and ends it.
     fn answer(&self, count: usize) {
         for _ in 0..count {
             let (mut stream, _) = self.listener.accept().unwrap();
@@ -84,7 +84,7 @@ fn units(fleet: &mut Fleet) -> [u64; 3] {
     [resident_kib(&mut edges[1].unit), resident_kib(&mut cloud.unit), resident_kib(&mut edges[0].unit)]
 }
 
-/// What the three processes hold, when that does not change any more.
+/// The memory of the three processes, when it does not change any more.
 fn settled(fleet: &mut Fleet) -> [u64; 3] {
     let begin = Instant::now();
     let mut last = units(fleet);
@@ -100,7 +100,7 @@ fn settled(fleet: &mut Fleet) -> [u64; 3] {
     }
 }
 
-/// How often each edge has connected to the cloud.
+/// The number of times that each edge has connected to the cloud.
 fn sessions(fleet: &Fleet) -> Vec<usize> {
     fleet.edges.iter().map(|edge| edge.unit.log().matches("connected to the cloud").count()).collect()
 }
@@ -130,7 +130,7 @@ fn check(mut fleet: Fleet, transport: &str, count: usize) {
         );
         assert!(each < KIB_PER_CONNECTION_MAX, "{name}: {each} KiB for a connection");
     }
-    // The links carry them and others: none was called dead.
+    // The links carry them and further ones: none was called dead.
     let echo = SocketAddr::new(fleet.presence_ip("tcp-7000", "edge-b"), 7000);
     let reached = || reach_tcp(&fleet.host("client-b"), echo, Duration::from_secs(2)).ok();
     wait_for("another service is reached", reached).unwrap();

@@ -1,4 +1,4 @@
-//! A thousand UDP clients at once: each gets its own answers, and nobody else's.
+//! A thousand UDP clients at once: each gets its own answers, and those of no other client.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const PORT: u16 = 7003;
 /// For all of them together. A datagram that is lost on the way is asked for again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks until each client has its answer. Says how often somebody had to ask again.
+/// Asks until each client has its answer. Returns the number of repeated questions.
 fn ask_all(clients: &[UdpSocket], round: usize) -> usize {
     let (begin, mut again, mut asked) = (Instant::now(), 0, Instant::now());
     let mut missing: Vec<usize> = (0..clients.len()).collect();
@@ -34,7 +34,7 @@ fn ask_all(clients: &[UdpSocket], round: usize) -> usize {
                 if said == word(*number) {
                     return false;
                 }
-                // A late answer to a question that was asked twice; what is somebody else's is a fault.
+                // A late answer to a question that was asked twice; an answer to another client is a fault.
                 assert!(
                     said.starts_with(&format!("client {number} in round ")),
                     "client {number} got {said:?}"

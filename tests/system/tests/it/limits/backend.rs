@@ -1,4 +1,4 @@
-//! The backends of the limits: one for TCP, one for HTTP, one for UDP. What comes says what is to be done with it: a row, a subject, a
+//! The backends of the limits: one for TCP, one for HTTP, one for UDP. The bytes of a client name their own treatment: a row, a subject, a
 //! deed. `drain` swallows and counts, `pour` gives without end, `word` answers.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::load::{DATAGRAM_BYTES, Subject};
 
-/// How much of a row came from each subject.
+/// The amount of a row that came from each subject.
 type Counters = Arc<Vec<[AtomicU64; 2]>>;
 
 pub struct Backend {

@@ -1,4 +1,4 @@
-//! What subjects do: the greedy one wants several times what it may, the polite one half of it.
+//! The load of subjects: the greedy one wants several times its limit, the polite one half of it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
@@ -28,7 +28,7 @@ impl Subject {
     }
 }
 
-/// What passed, of how much.
+/// The amount that passed, and the amount that was wanted.
 pub struct Got {
     pub passed: u64,
     pub wanted: u64,
@@ -51,7 +51,7 @@ pub enum Load {
     HttpAsk,
 }
 
-/// How many times its limit the greedy one wants, where it could want endlessly.
+/// Multiple of its limit that the greedy one wants, where it could want endlessly.
 const GREED: u64 = 4;
 /// Connections the greedy one uses at once, to move bytes.
 const GREEDY_CONNECTIONS: usize = 4;
@@ -108,7 +108,7 @@ impl Client<'_> {
         connect(self.subject.address(), self.at)
     }
 
-    /// What one wants in all: the polite one half of what it may.
+    /// The amount that one subject wants in all: the polite one half of its limit.
     fn wanted(&self) -> u64 {
         match self.subject {
             Subject::Greedy => self.most * GREED,
@@ -202,7 +202,7 @@ impl Client<'_> {
         })
     }
 
-    /// How much should have been sent by now: evenly, and all of it a moment before the end, so that it can arrive.
+    /// Bytes that should have been sent by now: evenly, and all of it a moment before the end, so that it can arrive.
     fn due(&self, elapsed: Duration) -> u64 {
         let time = self.time.mul_f64(0.95);
         (self.wanted() as f64 * (elapsed.as_secs_f64() / time.as_secs_f64()).min(1.0)) as u64
@@ -346,7 +346,7 @@ fn head(stream: &mut TcpStream) -> std::io::Result<u16> {
     Ok(status)
 }
 
-/// Is the whole way there? Uses little of any limit.
+/// Returns true if the whole way is there. Uses little of any limit.
 pub fn answers(protocol: &str, at: SocketAddr) -> Option<()> {
     let counter = AtomicU64::new(0);
     let (subject, time) = (Subject::Polite, Duration::from_secs(1));

@@ -1,5 +1,6 @@
 //! Callers without the right, and calls under /causeway/v1 that make no sense.
 
+use causeway_api::management::paths;
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 use testlab::https::{Credentials, Request};
@@ -17,7 +18,7 @@ fn strangers() -> Vec<Row> {
     vec![
         row("nobody lists", get(&esites)),
         row("nobody creates", create("esites", &named("x", json!({})))),
-        row("nobody backs up", get("/causeway/v1/backup")),
+        row("nobody backs up", get(paths::BACKUP)),
         row("nobody makes a token", action("tokens", json!({"role": "admin"}))),
         row("nobody learns which paths exist", get("/no/such/path")),
         row(
@@ -56,8 +57,8 @@ fn viewers() -> Vec<Row> {
             Request::new("POST", &format!("{GROUP}/esites?dryRun=All")).json(&named("x", json!({}))),
             "cannot create",
         ),
-        row("a viewer sees no tokens", get("/causeway/v1/tokens"), ""),
-        row("a viewer takes no backup", get("/causeway/v1/backup"), ""),
+        row("a viewer sees no tokens", get(paths::TOKENS), ""),
+        row("a viewer takes no backup", get(paths::BACKUP), ""),
         row("a viewer changes no CA", action("ca/rotate", json!({"step": "start"})), ""),
     ]
 }
@@ -86,7 +87,7 @@ fn gateways() -> Vec<Row> {
 }
 
 fn action(path: &str, body: Value) -> Request {
-    Request::new("POST", &format!("/causeway/v1/{path}")).json(&body)
+    Request::new("POST", &format!("{}{path}", paths::PREFIX)).json(&body)
 }
 
 fn actions() -> Vec<Row> {
@@ -94,7 +95,7 @@ fn actions() -> Vec<Row> {
         |says, path: &str, body: Value, words| refused(says, action(path, body), 400, "BadRequest", words);
     let wrong =
         |says, path: &str, body: Value, words| refused(says, action(path, body), 422, "Invalid", words);
-    let garbage = Request::new("POST", "/causeway/v1/tokens").body("application/json", "{\"site\":");
+    let garbage = Request::new("POST", paths::TOKENS).body("application/json", "{\"site\":");
     vec![
         refused("half a request is no request", garbage, 400, "BadRequest", "the body"),
         bad("a token is for something", "tokens", json!({}), "site"),
@@ -147,7 +148,7 @@ fn actions() -> Vec<Row> {
             action("ca/rotate", json!({"step": "finish"})),
             409,
             "Conflict",
-            "start one first",
+            "start one with `causeway ca rotate`",
         ),
         refused(
             "a review is an object",

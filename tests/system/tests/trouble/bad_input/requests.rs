@@ -1,5 +1,6 @@
 //! Requests that are wrong before their body is looked at: paths, verbs, media types, queries.
 
+use causeway_api::management::paths;
 use serde_json::json;
 use testlab::https::Request;
 
@@ -47,7 +48,7 @@ fn verbs() -> Vec<Row> {
         row("a status is not deleted", "DELETE", &format!("{}/status", path("esites", "oslo"))),
         row("discovery is not written", "POST", "/apis"),
         row("an invented verb is refused", "BREW", &path("esites", "oslo")),
-        row("an action has its verb", "PUT", "/causeway/v1/tokens"),
+        row("an action has its verb", "PUT", paths::TOKENS),
         row("a review is posted", "GET", "/apis/authentication.k8s.io/v1/selfsubjectreviews"),
     ]
 }

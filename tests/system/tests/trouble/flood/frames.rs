@@ -35,7 +35,7 @@ pub fn open_and_give_up(out: &mut Vec<u8>, stream: u32, header: &[u8]) {
 /// A header of purpose 1, the control stream, as protobuf: field 1 is the purpose.
 pub const CONTROL_HEADER: &[u8] = &[0x08, 1];
 
-/// Purpose 3 (a service), to a site and a gateway that nobody has: fields 2, 3 and 4 are strings.
+/// Purpose 3 (a service), to a site and a gateway that do not exist: fields 2, 3 and 4 are strings.
 pub const SERVICE_HEADER: &[u8] = b"\x08\x03\x12\x06nobody\x1a\x06nobody\x22\x03web";
 
 /// Hello behind a length of four bytes: field 1 of the message, in it version (field 1) and epoch (field 2).

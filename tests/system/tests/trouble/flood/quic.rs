@@ -1,4 +1,4 @@
-//! The attacks over QUIC, with quinn itself: streams that are opened and reset, datagrams that belong to nobody.
+//! The attacks over QUIC, with quinn itself: streams that are opened and reset, datagrams that belong to no stream.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

@@ -14,9 +14,9 @@ use tokio_rustls::TlsConnector;
 use super::frames::{self, DATA, DATAGRAM, HEADER_BYTES_MAX, PING};
 use super::{Attack, Thief};
 
-/// What is written at once.
+/// Bytes that are written at once.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// A handshake costs the cloud what it costs anybody; how often one may be asked for is bounded by the port.
+/// A handshake costs the cloud the same from every client; the port bounds their rate.
 const PAUSE: Duration = Duration::from_millis(50);
 /// A write that the cloud does not take for so long is as good as refused.
 const STUCK: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ async fn abuse(thief: &Thief, attack: Attack, link: Tls) -> std::io::Result<()> 
     Ok(())
 }
 
-/// What one stream number is spent on.
+/// The use of one stream number.
 fn load(attack: Attack, out: &mut Vec<u8>, stream: u32) {
     if attack != Attack::Odds {
         return frames::open_and_give_up(out, stream, frames::SERVICE_HEADER);

@@ -41,16 +41,8 @@ impl Lab {
     fn new() -> Lab {
         let mut view = NetmapView::default();
         view.gateway = Some(GatewayEntry {
-            name: "oslo-1".into(),
-            site: "oslo".into(),
-            ip: None,
-            presence_cidrs: Vec::new(),
-            priority: 0,
-            relay: false,
-            prefer: Default::default(),
-            drain: false,
             tunnel_networks: vec!["10.1.0.0/16".parse().unwrap()],
-            mappings: Vec::new(),
+            ..GatewayEntry::named("oslo-1", "oslo")
         });
         let members = ["oslo", "rome"].map(Into::into).to_vec();
         let policies = Some(vec!["web".into()]);
@@ -143,4 +135,43 @@ fn a_peer_with_an_outer_network_sends_nothing_from_a_nested_one() {
     // An address of this very site.
     check("rome", [10, 1, 0, 9], false);
     check("rome", [192, 0, 2, 1], false);
+}
+
+#[test]
+fn an_icmp_error_about_a_flow_comes_from_the_site_of_the_flow() {
+    let mut lab = Lab::new();
+    let community = CommunityEntry {
+        name: "north".into(),
+        members: ["oslo", "rome", "bonn"].map(Into::into).to_vec(),
+        policies: None,
+    };
+    let mut view = (*lab.plan.view).clone();
+    view.communities.insert("north".into(), community);
+    let mut second = peer("rome", 3, "10.4.0.0/16");
+    second.entry.gateway = "rome-2".into();
+    let planned = vec![peer("rome", 1, "10.2.0.0/16"), peer("bonn", 2, "10.3.0.0/16"), second];
+    lab.plan = ForwardPlan::new(Arc::new(view), OwnSockets::default(), planned);
+    lab.peers.follow(&lab.plan, 1420, lab.now);
+    assert!(lab.passes(Direction::Outbound, (5000, 443), true, false));
+    let mut quoted = Vec::new();
+    PacketBuilder::ipv4(OSLO, ROME, 63).tcp(5000, 443, 1, 1000).write(&mut quoted, &[]).unwrap();
+    let mut passes = |gateway: &str, source: [u8; 4]| {
+        let from = lab.peers.by_name(&gateway.into());
+        let mut bytes = Vec::new();
+        let kind =
+            etherparse::Icmpv4Type::DestinationUnreachable(etherparse::icmpv4::DestUnreachableHeader::Port);
+        PacketBuilder::ipv4(source, OSLO, 64).icmpv4(kind).write(&mut bytes, &quoted).unwrap();
+        let packet = parse(&bytes).unwrap();
+        let direction = Direction::Inbound;
+        let arrival = Arrival { bytes: &bytes, packet: &packet, direction, from, count: 1 };
+        match admit(&mut lab.flows, &lab.plan, &lab.peers, &arrival, lab.now) {
+            Ok(_) => true,
+            Err(NotAdmitted::Drop(DropReason::Spoofed)) => false,
+            Err(_) => panic!("{gateway}: dropped for another reason"),
+        }
+    };
+    assert!(passes("rome-1", ROME), "the host itself");
+    assert!(passes("rome-1", [10, 2, 0, 1]), "a router on the way to it");
+    assert!(passes("rome-2", [10, 4, 0, 1]), "a router behind another gateway of the site");
+    assert!(!passes("bonn-1", [10, 3, 0, 1]), "a host of another member");
 }

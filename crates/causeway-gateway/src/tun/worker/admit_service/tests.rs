@@ -56,16 +56,8 @@ impl Default for Settings {
 fn view(site: &str, settings: &Settings) -> NetmapView {
     let mut view = NetmapView::default();
     view.gateway = Some(GatewayEntry {
-        name: format!("{site}-1").as_str().into(),
-        site: site.into(),
-        ip: None,
         presence_cidrs: vec![settings.range.parse().unwrap()],
-        priority: 0,
-        drain: false,
-        relay: false,
-        prefer: Default::default(),
-        tunnel_networks: Vec::new(),
-        mappings: Vec::new(),
+        ..GatewayEntry::named(format!("{site}-1").as_str(), site)
     });
     let policy = PolicyEntry {
         name: "p".into(),
@@ -214,9 +206,9 @@ fn shown(bytes: &[u8]) -> String {
         _ => address.to_string(),
     };
     let ports = match packet.transport {
-        Transport::Tcp(tcp) => format!(" {} {}", tcp.source, tcp.destination),
-        Transport::Udp { source, destination } => format!(" {source} {destination}"),
-        Transport::Echo { id, .. } => format!(" {id}"),
+        TransportHeader::Tcp(tcp) => format!(" {} {}", tcp.source, tcp.destination),
+        TransportHeader::Udp { source, destination } => format!(" {source} {destination}"),
+        TransportHeader::Echo { id, .. } => format!(" {id}"),
         _ => String::new(),
     };
     format!("{} {}{ports}", end(packet.source), end(packet.destination))
@@ -259,7 +251,9 @@ fn errors_are_translated_with_the_packet_they_quote() {
     assert_eq!(shown(&at_client), "198.18.0.1 10.0.0.5");
     let quoted: ParsedPacket = packet::parse_quoted(&at_client[28..]).unwrap();
     assert_eq!((quoted.source, quoted.destination), (CLIENT.into(), PRESENCE.into()));
-    assert!(matches!(quoted.transport, Transport::Tcp(tcp) if (tcp.source, tcp.destination) == (5000, 80)));
+    assert!(
+        matches!(quoted.transport, TransportHeader::Tcp(tcp) if (tcp.source, tcp.destination) == (5000, 80))
+    );
     let mut error = Vec::new();
     let unknown = tcp(client, SERVER, (6000, 8080), SYN);
     PacketBuilder::ipv4(SERVER, client, 64).icmpv4_raw(3, 3, [0; 4]).write(&mut error, &unknown).unwrap();
@@ -358,7 +352,7 @@ fn clients_share_an_address_when_none_is_free() {
         let wire = oslo.pass(&tcp([10, 0, 0, host], PRESENCE, (5000, 80), SYN), None).unwrap();
         let at_server = rome.pass(&wire, Some("oslo-1")).unwrap();
         let packet = parse(&at_server).unwrap();
-        let Transport::Tcp(header) = packet.transport else { panic!("{packet:?}") };
+        let TransportHeader::Tcp(header) = packet.transport else { panic!("{packet:?}") };
         assert_eq!(packet.source, IpAddr::from([198, 18, 0, 2]));
         assert!(seen.insert(header.source), "two clients have port {}", header.source);
         let reply = tcp(SERVER, [198, 18, 0, 2], (80, header.source), SYN | ACK);

@@ -110,3 +110,25 @@ fn a_gateway_among_a_thousand_pays_for_the_peers_with_which_it_talks() {
         assert_eq!(initiations, talking * one, "handshakes grow with the peers that talk");
     }
 }
+
+#[test]
+fn a_relay_that_changes_its_answer_all_the_time_causes_no_flood() {
+    let (begin, keys) = (Instant::now(), [StaticKeys::from_private([7; 32])]);
+    let mut plan = plan(&keys);
+    plan.peers.truncate(2);
+    plan.peers[0].entry.relay = true;
+    let mut table = PeerTable::default();
+    table.follow(&plan, 1420, begin);
+    let mut told = |slot: usize, count: u16| {
+        let peer = table.get_mut(slot).unwrap();
+        let changes = (1..=count).filter(|port| {
+            let now = begin + Duration::from_millis(u64::from(*port));
+            peer.note_reflexive(SocketAddr::from(([192, 0, 2, 1], *port)), now)
+        });
+        let changes = changes.count();
+        assert_eq!(peer.reflexive.map(|(address, _)| address.port()), Some(count), "the last one is known");
+        changes
+    };
+    assert_eq!(told(0, 5000), 5, "once per second");
+    assert_eq!(told(1, 5000), 0, "a peer that is no relay is not believed");
+}

@@ -1,8 +1,9 @@
 //! The hop at which a walk breaks, in rows: everything is present, then one object or answer is missing.
 
+use causeway_api::management::ProbeResponse;
 use causeway_api::meta::set_condition;
-use causeway_api::{Kind, Object, Time};
-use serde_json::json;
+use causeway_api::{Condition, Kind, Object, Time};
+use serde_json::{Value, json};
 
 use super::*;
 use crate::commands::doctor::finding::State;
@@ -15,7 +16,7 @@ fn put(picture: &mut Picture, kind: Kind, name: &str, mut value: Value) {
 }
 
 /// Conditions as the cloud would have written them.
-fn settle(picture: &mut Picture) {
+fn write_conditions(picture: &mut Picture) {
     let objects: Vec<Object> = picture.objects.objects().cloned().collect();
     for mut object in objects {
         *object.status_mut() = conditions::status(&object, &picture.objects, Time::from_second(0));
@@ -25,7 +26,15 @@ fn settle(picture: &mut Picture) {
 
 /// The answer of the gateway of a site about its path to the service web.
 fn answer(picture: &mut Picture, site: &str, answer: Result<Value, Unasked>) {
+    let answer = answer.map(|facts| serde_json::from_value(facts).unwrap());
     picture.paths.insert((format!("gw-{site}"), "web".to_owned()), answer);
+}
+
+/// A condition that is False.
+fn unmet(kind: &str, message: &str) -> Vec<Condition> {
+    let mut conditions = Vec::new();
+    set_condition(&mut conditions, kind, false.into(), "Test", message, Time::from_second(0), 1);
+    conditions
 }
 
 fn whole() -> Picture {
@@ -34,7 +43,7 @@ fn whole() -> Picture {
         put(&mut picture, Kind::ESite, site, json!({}));
         let fields = json!({"eSiteName": site, "virtualPresenceIPcidr": "198.18.0.0/16", "ip": "10.0.0.1"});
         put(&mut picture, Kind::EGateway, &format!("gw-{site}"), fields);
-        let echo = Ok(json!({"milliseconds": 1.0, "bytes": 1000}));
+        let echo = Ok(ProbeResponse { milliseconds: 1.0, bytes: 1000, ..ProbeResponse::default() });
         picture.probes.insert(format!("gw-{site}"), echo);
         answer(
             &mut picture,
@@ -56,8 +65,9 @@ fn whole() -> Picture {
     put(&mut picture, Kind::ServiceExpose, "web", expose);
     let presence = json!({"eServiceName": "web", "eSiteName": "berlin", "virtualIp": "198.18.0.9"});
     put(&mut picture, Kind::VirtualPresence, "vp", presence);
-    let shown = |name: &str| json!({"name": name, "site": "x", "connected": true, "transport": "quic", "since": "now", "generation": "1.7"});
-    picture.status = json!({"gateways": [shown("gw-berlin"), shown("gw-oslo")]});
+    let shown = |name: &str| json!({"name": name, "site": "x", "connected": true, "transport": "quic", "since": "2026-01-01T00:00:00Z", "generation": "1.7"});
+    picture.status =
+        serde_json::from_value(json!({"gateways": [shown("gw-berlin"), shown("gw-oslo")]})).unwrap();
     picture
 }
 
@@ -65,7 +75,7 @@ fn whole() -> Picture {
 fn check(change: impl Fn(&mut Picture), walk: impl Fn(&Picture) -> Vec<Finding>, broken_at: Option<&str>) {
     let mut picture = whole();
     change(&mut picture);
-    settle(&mut picture);
+    write_conditions(&mut picture);
     let findings = walk(&picture);
     let first_bad = findings.iter().find(|finding| finding.state != State::Ok);
     let told = findings.iter().map(Finding::text).collect::<Vec<_>>().join("\n");
@@ -94,22 +104,18 @@ fn the_walk_to_a_service_says_where_it_breaks() {
         web,
         Some("EPolicy p does not exist; no client may use the service (default deny)"),
     );
-    check(without(Kind::EServer, "s1"), web, Some("no policy allows anybody at berlin"));
+    check(without(Kind::EServer, "s1"), web, Some("no policy allows a client at berlin"));
     check(without(Kind::VirtualPresence, "vp"), web, Some("an IPv4 address at berlin is not allocated yet"));
     check(without(Kind::EGateway, "gw-oslo"), web, Some("no EGateway exists at oslo"));
-    check(
-        |picture| picture.status["gateways"][0]["connected"] = false.into(),
-        web,
-        Some("not connected since"),
-    );
+    check(|picture| picture.status.gateways[0].stats.connected = false, web, Some("not connected since"));
     check(
         |picture| drop(picture.probes.insert("gw-oslo".to_owned(), Err(Unasked::Failed("reset".to_owned())))),
         web,
         Some("nothing comes back"),
     );
-    let refused = json!([{"type": "NetmapInForce", "status": "False", "message": "it keeps its old one"}]);
+    let refused = unmet("NetmapInForce", "it keeps its old one");
     check(
-        |picture| picture.status["gateways"][1]["conditions"] = refused.clone(),
+        |picture| picture.status.gateways[1].conditions = refused.clone(),
         web,
         Some("it keeps its old one"),
     );
@@ -119,13 +125,13 @@ fn the_walk_to_a_service_says_where_it_breaks() {
 fn a_broken_hop_hides_none_of_those_behind_it() {
     let mut picture = whole();
     picture.objects.remove(Kind::EPolicy, "p");
-    let unheard = json!([{"type": "Listening", "status": "False", "message": "names are not answered"}]);
-    picture.status["gateways"][0]["conditions"] = unheard;
-    picture.status["gateways"][1]["connected"] = false.into();
+    let unheard = unmet("Listening", "names are not answered");
+    picture.status.gateways[0].conditions = unheard;
+    picture.status.gateways[1].stats.connected = false;
     let down = json!({"backends": [{"backend": "10.0.0.5:80", "outcome": "down", "detail": "refused"}]});
     answer(&mut picture, "berlin", Ok(down));
     picture.paths.remove(&("gw-oslo".to_owned(), "web".to_owned()));
-    settle(&mut picture);
+    write_conditions(&mut picture);
     let broken: Vec<String> = to_service(&picture, "web", Some("berlin"))
         .into_iter()
         .filter(|finding| finding.state != State::Ok)
@@ -167,7 +173,11 @@ fn a_backend_is_judged_by_what_was_tried_now() {
         check(|picture| answer(picture, "oslo", Ok(found(outcome))), web, Some(part));
     }
     let unasked = |picture: &mut Picture| picture.paths.clear();
-    check(unasked, web, Some("??  backends of web: they were not tried now, and nobody has used"));
+    check(
+        unasked,
+        web,
+        Some("??  backends of web: they were not tried now, and the audit has no recent connection"),
+    );
     let said = |picture: &mut Picture| {
         picture.paths.clear();
         say_down(picture);
@@ -220,7 +230,7 @@ fn the_fleet_shows_what_is_bad_and_counts_what_is_well() {
     let all = |picture: &Picture| fleet::examine(picture);
     check(|_| {}, all, None);
     check(
-        |picture| picture.status["gateways"][0]["connected"] = false.into(),
+        |picture| picture.status.gateways[0].stats.connected = false,
         all,
         Some("1 of 2 gateways and 1 of 1"),
     );
@@ -233,7 +243,7 @@ fn the_fleet_shows_what_is_bad_and_counts_what_is_well() {
     let down = json!({"backends": [{"backend": "10.0.0.5:80", "outcome": "down", "detail": "refused"}]});
     answer(&mut picture, "oslo", Ok(down));
     picture.not_asked = 3;
-    settle(&mut picture);
+    write_conditions(&mut picture);
     let told: Vec<String> = fleet::examine(&picture).iter().map(Finding::text).collect();
     assert!(told.iter().any(|line| line.contains("!!  backend 10.0.0.5:80 of web")), "{told:#?}");
     assert!(told.iter().any(|line| line.contains("3 gateways and paths were not asked")), "{told:#?}");
