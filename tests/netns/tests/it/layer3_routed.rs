@@ -64,9 +64,10 @@ fn layer3_members_of_a_large_community_become_peers_with_their_first_packet() {
     let cloud_alone = Some(vec!["cloud".to_owned()]);
     // Each edge shows its peers up to a second after it has them; a neighbour would be there from the start.
     for edge in 0..2 {
-        wait_for(&format!("edge {edge} has the cloud alone as its peer, because no packet has crossed"), || {
-            (peers(&lab, edge) == cloud_alone).then_some(())
-        })
+        wait_for(
+            &format!("edge {edge} has the cloud alone as its peer, because no packet has crossed"),
+            || (peers(&lab, edge) == cloud_alone).then_some(()),
+        )
         .unwrap();
     }
     let begin = Instant::now();
