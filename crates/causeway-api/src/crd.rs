@@ -84,6 +84,7 @@ fn printer_columns(kind: Kind) -> Vec<Value> {
             ("Site", "string", ".eSiteName"),
             ("IP", "string", ".ip"),
             ("CIDR", "string", ".virtualPresenceIPcidr"),
+            ("Version", "string", ".status.software"),
         ],
         Kind::EService => &[
             ("Site", "string", ".eSiteName"),

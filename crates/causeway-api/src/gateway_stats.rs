@@ -39,12 +39,25 @@ pub struct GatewayStats {
     pub carries: Vec<TransportStats>,
     /// Why new streams go where they go, as the edge decides.
     pub carries_reason: Option<String>,
-    /// Name and version of the program at the other end, as it says. An older cloud does not send it.
+    /// Name and version of the program at the other end, as it says; of a gateway that is away, those of its last session. An older
+    /// cloud does not send it.
     #[serde(default)]
     pub software: Option<String>,
     /// Planes that the configuration of the gateway switches off: `services`, `layer3`. Absent: none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub switched_off: Vec<String>,
+}
+
+impl GatewayStats {
+    /// The version of the program, as tables show it. A program that is not ours keeps its name.
+    pub fn version(&self) -> Option<&str> {
+        version_of(self.software.as_deref()?)
+    }
+}
+
+/// The version in the name and version of a program. `None`: the gateway has never said it.
+pub fn version_of(software: &str) -> Option<&str> {
+    Some(software.strip_prefix("causeway ").unwrap_or(software)).filter(|version| !version.is_empty())
 }
 
 /// The part of a session that one transport carries.

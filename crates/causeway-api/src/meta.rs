@@ -178,6 +178,10 @@ pub struct ObjectStatus {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub last_disconnect_reason: String,
 
+    /// EGateway only: name and version of the program of its current or last session, as the gateway says. Example: causeway 0.1.0.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub software: String,
+
     /// ESite only: networks that were allocated from mapFrom of an ECommunity, and under which other sites see the subnets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 pub use text::{age, bytes};
 
-use crate::gateway_stats::GatewayStats;
+use crate::gateway_stats::{GatewayStats, version_of};
 use crate::kinds::{EGateway, EPolicy, EServer, EService, ESite, Event, Kind, Limits, ServiceExpose};
 use crate::object::Object;
 use crate::{ConditionStatus, Time, allocate, conditions};
@@ -76,6 +76,7 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                     wide("Generation", "The netmap it last acknowledged."),
                     integer("Priority", "The gateway with the highest priority of a site is active.", 1),
                     wide("Drain", "True while the gateway gets no new streams."),
+                    wide("Version", "Version of its program; of a gateway that is away, the last one it had."),
                     REASON,
                 ]
             }
@@ -345,6 +346,7 @@ fn gateway_cells(
         text::word(stats.generation.as_deref().unwrap_or_default()),
         gateway.priority.into(),
         ConditionStatus::from(gateway.drain).as_str().into(),
+        text::word(stats.version().or_else(|| version_of(&gateway.status.software)).unwrap_or_default()),
         reason,
     ]
 }

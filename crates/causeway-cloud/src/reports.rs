@@ -257,7 +257,7 @@ impl ReportWriter {
                 let ComputedCondition { kind, status, reason, message } = computed;
                 set_condition(conditions, kind, *status, reason, message, now, generation);
             }
-            if let Some(change) = write.connection {
+            if let Some(change) = &write.connection {
                 change.apply(object, now);
             }
         };
@@ -267,7 +267,7 @@ impl ReportWriter {
             Err(RegistryError::NotFound(_)) => (write, true),
             Err(error) => {
                 let mut kinds: Vec<&str> = write.conditions.iter().map(|computed| computed.kind).collect();
-                kinds.extend(write.connection.map(|_| crate::sessions::CONNECTED));
+                kinds.extend(write.connection.as_ref().map(|_| crate::sessions::CONNECTED));
                 tracing::warn!(
                     kind = write.kind.name(),
                     name = write.name,

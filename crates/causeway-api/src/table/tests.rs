@@ -44,6 +44,22 @@ fn a_gateway_shows_its_stats() {
 }
 
 #[test]
+fn the_version_of_a_gateway_is_that_of_its_session_or_of_its_last_one() {
+    let place = columns(Kind::EGateway).iter().position(|column| column.name == "Version").unwrap();
+    let version = |live: Option<&str>, stored: &str| {
+        let mut gateway = EGateway::default();
+        gateway.status.software = stored.into();
+        let stats = live.map(|live| GatewayStats { software: Some(live.into()), ..GatewayStats::default() });
+        cells(&gateway.into(), Time::from_second(NOW), stats.as_ref())[place].clone()
+    };
+    assert_eq!(version(Some("causeway 0.2.0"), "causeway 0.1.0"), "0.2.0");
+    assert_eq!(version(None, "causeway 0.1.0"), "0.1.0");
+    assert_eq!(version(Some(""), "causeway 0.1.0"), "0.1.0");
+    assert_eq!(version(None, "another 7"), "another 7");
+    assert_eq!(version(None, ""), "<none>");
+}
+
+#[test]
 fn readiness_comes_from_the_condition() {
     let mut site = ESite { metadata: ObjectMeta::named("a"), ..ESite::default() };
     let row = |site: &ESite| cells(&site.clone().into(), Time::from_second(NOW), None);

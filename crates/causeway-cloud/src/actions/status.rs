@@ -145,9 +145,12 @@ fn gateway_overview(
 ) -> GatewayOverview {
     let name = &gateway.metadata.name;
     let mut stats = live.gateway(name).unwrap_or_default();
-    // The reason in the object was written when the session ended, so that it outlives this process.
+    // The reason and the version in the object were written by the process that had the session, so that they outlive it.
     if stats.last_disconnect_reason.is_none() && !gateway.status.last_disconnect_reason.is_empty() {
         stats.last_disconnect_reason = Some(gateway.status.last_disconnect_reason.clone());
+    }
+    if stats.software.is_none() && !gateway.status.software.is_empty() {
+        stats.software = Some(gateway.status.software.clone());
     }
     GatewayOverview {
         name: name.clone(),

@@ -1,5 +1,5 @@
 //! Decides what the condition `Connected` of every EGateway should be: whether the gateway is connected, when
-//! that has lasted long enough.
+//! that has lasted long enough. With it goes the version of the gateway's program.
 //!
 //! Input: the sessions of this replica, whether a gateway is attached to another one, and what the EGateways
 //! show. Output: changes, which `reports` writes. Running in several replicas changes nothing, because each
@@ -15,6 +15,7 @@ use causeway_api::{ConditionStatus, Object, ObjectSet, Time};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::session::Session;
 use super::{Departure, Sessions};
 
 /// The condition of an EGateway that this is about.
@@ -36,15 +37,22 @@ pub(super) const CLOUD_STOPPED: &str = "CloudStopped";
 /// The connections of gateways, as far as this replica sees them, beside what their EGateways show.
 pub struct ConnectionWatch {
     sessions: Sessions,
-    /// The status of `Connected`, where an EGateway has it. One entry per EGateway.
-    shown: HashMap<String, bool>,
+    /// What an EGateway shows, where it has the condition. One entry per EGateway.
+    shown: HashMap<String, ShownConnection>,
     missing: HashMap<String, Missing>,
 }
 
+/// The status of `Connected` and the program, as an EGateway shows them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct ShownConnection {
+    connected: bool,
+    software: String,
+}
+
 /// The change to write into one EGateway.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionChange {
-    Connected { since: Time },
+    Connected { since: Time, software: String },
     Away(Departure),
 }
 
@@ -109,9 +117,12 @@ impl ConnectionWatch {
     /// Takes over what some EGateways show.
     pub fn refresh<'b>(&mut self, objects: &ObjectSet, gateways: impl Iterator<Item = &'b str>) {
         for name in gateways {
-            let shown = objects.gateway(name).and_then(|gateway| gateway.status.condition(CONNECTED));
-            match shown.map(|shown| shown.status == ConditionStatus::True) {
-                Some(connected) => self.shown.insert(name.to_owned(), connected),
+            let shown = objects.gateway(name).and_then(|gateway| {
+                let connected = gateway.status.condition(CONNECTED)?.status == ConditionStatus::True;
+                Some(ShownConnection { connected, software: gateway.status.software.clone() })
+            });
+            match shown {
+                Some(shown) => self.shown.insert(name.to_owned(), shown),
                 None => self.shown.remove(name),
             };
         }
@@ -124,7 +135,15 @@ impl ConnectionWatch {
     }
 
     pub fn handle_written(&mut self, gateway: &str, change: ConnectionChange) {
-        self.shown.insert(gateway.to_owned(), matches!(change, ConnectionChange::Connected { .. }));
+        let before = self.shown.remove(gateway).map(|shown| shown.software).unwrap_or_default();
+        let shown = match change {
+            ConnectionChange::Connected { software, .. } if software.is_empty() => {
+                ShownConnection { connected: true, software: before }
+            }
+            ConnectionChange::Connected { software, .. } => ShownConnection { connected: true, software },
+            ConnectionChange::Away(_) => ShownConnection { connected: false, software: before },
+        };
+        self.shown.insert(gateway.to_owned(), shown);
     }
 
     /// Returns every change that must be written now.
@@ -132,17 +151,23 @@ impl ConnectionWatch {
         let ConnectionWatch { sessions, shown, missing } = self;
         let Some(elsewhere) = sessions.0.services.is_elsewhere.clone() else { return Vec::new() };
         let attached = sessions.attached();
-        let here: HashMap<&str, Time> =
-            attached.iter().map(|session| (session.peer.gateway(), session.since)).collect();
+        let here: HashMap<&str, &Session> =
+            attached.iter().map(|session| (session.peer.gateway(), &**session)).collect();
+        let is_shown = |gateway: &str| shown.get(gateway).is_some_and(|shown| shown.connected);
         let (now, time) = (Instant::now(), sessions.0.now());
         missing
-            .retain(|gateway, _| shown.get(gateway) == Some(&true) && !here.contains_key(gateway.as_str()));
-        let fleet = shown.values().filter(|connected| **connected).count();
+            .retain(|gateway, _| is_shown(gateway) && !here.contains_key(gateway.as_str()));
+        let fleet = shown.values().filter(|shown| shown.connected).count();
         let spread = sessions.0.spread(fleet);
         let mut writes = Vec::new();
-        for (gateway, since) in &here {
-            if due(true, false, shown.get(*gateway).copied(), Duration::ZERO, Duration::ZERO) {
-                writes.push(((*gateway).to_owned(), ConnectionChange::Connected { since: *since }));
+        for (gateway, session) in &here {
+            let connected = shown.get(*gateway).map(|shown| shown.connected);
+            let is_other = shown.get(*gateway).is_some_and(|shown| shown.software != session.software);
+            // An edge that is upgraded is back before it counts as away.
+            let is_upgraded = is_other && !session.software.is_empty();
+            if is_upgraded || due(true, false, connected, Duration::ZERO, Duration::ZERO) {
+                let (since, software) = (session.since, session.software.clone());
+                writes.push(((*gateway).to_owned(), ConnectionChange::Connected { since, software }));
             }
         }
         // Attached and detached between two looks: their EGateways do not show either yet.
@@ -157,7 +182,7 @@ impl ConnectionWatch {
         let unseen = unseen.into_iter().filter(|(gateway, _)| !elsewhere(gateway));
         writes.extend(unseen.map(|(gateway, departure)| (gateway, ConnectionChange::Away(departure))));
         for (gateway, _) in
-            shown.iter().filter(|(gateway, said)| **said && !here.contains_key(gateway.as_str()))
+            shown.iter().filter(|(gateway, said)| said.connected && !here.contains_key(gateway.as_str()))
         {
             let seen = sessions.0.departed().get(gateway).copied();
             let found = missing.entry(gateway.clone()).or_insert_with(|| {
@@ -179,12 +204,15 @@ impl ConnectionWatch {
 
 impl ConnectionChange {
     /// Writes the change into the status of an EGateway, and what `Ready` says of it.
-    pub fn apply(self, object: &mut Object, now: Time) {
+    pub fn apply(&self, object: &mut Object, now: Time) {
         let generation = object.metadata().generation;
         let status = object.status_mut();
         let (connected, (reason, message)) = match self {
-            ConnectionChange::Connected { since } => {
-                status.last_seen = Some(since);
+            ConnectionChange::Connected { since, software } => {
+                status.last_seen = Some(*since);
+                if !software.is_empty() {
+                    status.software.clone_from(software);
+                }
                 (true, ("Connected", ""))
             }
             ConnectionChange::Away(departure) => {

@@ -566,11 +566,9 @@ async fn a_gateway_with_a_finalizer_is_out_at_its_deletion_mark() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connected_condition_that_a_client_overwrote_is_put_right_at_once() {
-    let lab = Lab::new().await;
+/// Starts the reconciler and the writer of reports; they end with the value.
+fn write_reports(lab: &Lab) -> DropGuard {
     let stop = CancellationToken::new();
-    let _stop = stop.clone().drop_guard();
     let (state, metrics) = (Arc::new(ReportedState::default()), causeway_daemon::Metrics::new("0"));
     let check = causeway_daemon::Readiness::new().register("reconcile");
     let reconciler = Reconciler::new(lab.registry.clone(), check, &metrics).with_reports(state.clone());
@@ -582,7 +580,47 @@ async fn a_connected_condition_that_a_client_overwrote_is_put_right_at_once() {
         state,
         connections: Some(ConnectionWatch::new(lab.sessions.clone())),
     };
-    tokio::spawn(reports.run(None, stop));
+    tokio::spawn(reports.run(None, stop.clone()));
+    stop.drop_guard()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_object_has_the_version_of_a_gateway_also_when_it_was_hardly_away() {
+    let lab = Lab::new().await;
+    let _reports = write_reports(&lab);
+    lab.stand("g", "oslo").await;
+    let edge = lab.enrol("g", "oslo").await;
+    let begin = async |epoch: u64, software: &str| {
+        let link = lab.dial(&edge, DialTransports::TcpOnly).await;
+        let mut talk = control(&link).await;
+        let hello =
+            Hello { version: control::VERSION, epoch, software: software.to_owned(), ..Hello::default() };
+        talk.1.push(encode_edge(hello).unwrap());
+        talk.1.drain().await.unwrap();
+        let answer = within(talk.0.next()).await.unwrap().unwrap().body;
+        assert!(matches!(answer, Some(CloudMessageBody::Welcome(_))), "{answer:?}");
+        (link, talk)
+    };
+    let is_stored = async |software: &str| {
+        let stored = async || {
+            let object = lab.registry.object(Kind::EGateway, "g").await.unwrap().unwrap().object;
+            object.status().software.clone()
+        };
+        while stored().await != software {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let _first = begin(3_000_000, "causeway 0.1.0").await;
+    within(is_stored("causeway 0.1.0")).await;
+    // It takes the place of the session before it: the condition Connected stays as it is.
+    let _second = begin(3_000_001, "causeway 0.2.0").await;
+    within(is_stored("causeway 0.2.0")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connected_condition_that_a_client_overwrote_is_put_right_at_once() {
+    let lab = Lab::new().await;
+    let _reports = write_reports(&lab);
     lab.stand("g", "oslo").await;
     let edge = lab.enrol("g", "oslo").await;
     let link = lab.dial(&edge, DialTransports::TcpOnly).await;

@@ -58,8 +58,18 @@ pub fn render(status: &FleetStatus, colours: bool) -> String {
         let subnets = or_none(&site.subnets.join(","));
         sites.row([or_none(&site.name), subnets, site.gateways.to_string(), ready(&site.conditions)]);
     }
-    let head =
-        ["GATEWAY", "SITE", "CONNECTED", "SINCE/LAST SEEN", "TRANSPORT", "RTT", "SENT", "RECEIVED", "READY"];
+    let head = [
+        "GATEWAY",
+        "SITE",
+        "CONNECTED",
+        "SINCE/LAST SEEN",
+        "TRANSPORT",
+        "RTT",
+        "SENT",
+        "RECEIVED",
+        "VERSION",
+        "READY",
+    ];
     let mut gateways = TextTable::new(&head);
     for gateway in &status.gateways {
         let stats = &gateway.stats;
@@ -77,6 +87,7 @@ pub fn render(status: &FleetStatus, colours: bool) -> String {
             stats.rtt_ms.map_or_else(|| "-".to_owned(), |rtt| format!("{rtt:.1}ms")),
             size(Some(stats.sent_bytes)),
             size(Some(stats.received_bytes)),
+            stats.version().unwrap_or("-").to_owned(),
             ready_gateway(gateway),
         ]);
     }
@@ -214,7 +225,7 @@ mod tests {
     fn what_is_wrong_is_said_under_its_table() {
         let status = json!({
             "sites": [{"name": "Tokyo", "subnets": ["10.0.0.0/8"], "gateways": 1, "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "lastTransitionTime": "2026-11-16T04:00:00Z"}]}],
-            "gateways": [{"name": "tokyo", "site": "Tokyo", "connected": false, "since": "2026-11-16T04:16:46Z", "transport": null, "rttMs": null, "sentBytes": 0, "receivedBytes": 5000}],
+            "gateways": [{"name": "tokyo", "site": "Tokyo", "connected": false, "since": "2026-11-16T04:16:46Z", "transport": null, "rttMs": null, "sentBytes": 0, "receivedBytes": 5000, "software": "causeway 0.1.0"}],
             "exposures": [{"name": "web", "service": "web", "dnsName": "web.test", "sites": ["Tokyo"],
                 "conditions": [{"type": "Ready", "status": "False", "reason": "PolicyMissing", "message": "Policy2 does not exist", "lastTransitionTime": "2026-11-16T04:00:00Z"}]}],
         });
@@ -222,7 +233,7 @@ mod tests {
         let text = render(status);
         assert!(text.contains("Tokyo   10.0.0.0/8   1          True\n"), "{text}");
         assert!(
-            text.contains("tokyo     Tokyo   no          2026-11-16T04:16:46Z   -           -     0B     4.9KiB     False\n"),
+            text.contains("tokyo     Tokyo   no          2026-11-16T04:16:46Z   -           -     0B     4.9KiB     0.1.0     False\n"),
             "{text}"
         );
         // Away since before the cloud was restarted: what was stored counts.

@@ -166,6 +166,9 @@ fn a_probe_goes_to_the_edge_and_back() {
     assert!(seen.stdout.contains("1000 bytes went there and back"), "{seen:?}");
 }
 
+/// Name and version of the program under test, as an edge says them.
+const SOFTWARE: &str = concat!("causeway ", env!("CARGO_PKG_VERSION"));
+
 #[test]
 fn why_and_when_a_gateway_left_outlives_the_cloud() {
     let mut lab = Lab::start();
@@ -193,12 +196,20 @@ fn why_and_when_a_gateway_left_outlives_the_cloud() {
     for (name, before) in rows.iter().zip(&before) {
         let line = lab.gateway(name).unwrap();
         assert!(before.is_string(), "{line}");
+        assert_eq!(line["software"], SOFTWARE, "the version is that of the last session: {line}");
         assert_eq!(
             (&line["lastSeen"], &line["lastDisconnectReason"]),
             (before, &Value::from(*name)),
             "{line}"
         );
     }
+    let version = SOFTWARE.strip_prefix("causeway ").unwrap();
+    let table = lab.run(&["status"]);
+    let row = table.lines().find(|row| row.starts_with("Stopped ")).unwrap();
+    assert!(table.contains("VERSION") && row.split_whitespace().any(|cell| cell == version), "{table}");
+    let wide = lab.run(&["get", "egateways", "-o", "wide"]);
+    let row = wide.lines().find(|row| row.starts_with("Stopped ")).unwrap();
+    assert!(wide.contains("VERSION") && row.split_whitespace().any(|cell| cell == version), "{wide}");
     // Back again, it is connected; why it had been away is still told.
     let edge = lab.edge("Stopped", &["--transport", "tcp"]);
     assert_eq!(lab.connected("Stopped", &edge)["lastDisconnectReason"], "Stopped");
