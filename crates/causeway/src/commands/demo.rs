@@ -11,6 +11,7 @@ mod plan;
 mod table;
 mod traffic;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -260,7 +261,9 @@ impl Demo<'_> {
     }
 
     fn hints(&self) -> String {
-        let kubeconfig = self.kubeconfig.display();
+        let kubeconfig = shell_word(&self.kubeconfig.display().to_string());
+        let path = std::env::current_exe().map(|program| path_line(&program, std::env::var_os("PATH")));
+        let path = path.unwrap_or_default();
         let there =
             |site: DemoSite| self.fleet.enter(site).map_or_else(String::new, |enter| format!("{enter} "));
         let dns = self.fleet.stage.dns(DemoSite::Cloud);
@@ -270,7 +273,7 @@ impl Demo<'_> {
              https://{address}/console\n  \
              sign in with {token}\n\n\
              In another terminal:\n\n  \
-             export KUBECONFIG={kubeconfig}\n  \
+             {path}export KUBECONFIG={kubeconfig}\n  \
              export CAUSEWAY_KUBECONFIG=$KUBECONFIG\n  \
              causeway status\n  \
              causeway audit --follow\n  \
@@ -284,6 +287,28 @@ impl Demo<'_> {
             dns.ip(),
             dns.port(),
         )
+    }
+}
+
+/// The line that puts this program on PATH for the commands below it, as after `make demo`. Empty: it is there already.
+fn path_line(program: &Path, path: Option<OsString>) -> String {
+    let path = path.unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join("causeway")).find(|file| file.is_file());
+    let is_this = |found: PathBuf| found.canonicalize().ok() == program.canonicalize().ok();
+    match program.parent() {
+        Some(folder) if !found.is_some_and(is_this) => {
+            format!("export PATH={}:$PATH\n  ", shell_word(&folder.display().to_string()))
+        }
+        _ => String::new(),
+    }
+}
+
+/// A word for a POSIX shell, quoted where it must be.
+fn shell_word(text: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:@,".contains(letter);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
     }
 }
 
@@ -370,6 +395,24 @@ fn edge_config(stage: DemoNetwork, site: DemoSite, data_dir: &Path) -> anyhow::R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_is_not_on_path_is_put_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let (built, other) = (folder.path().join("target/debug"), folder.path().join("bin"));
+        for place in [&built, &other] {
+            std::fs::create_dir_all(place).unwrap();
+            std::fs::write(place.join("causeway"), "").unwrap();
+        }
+        let program = built.join("causeway");
+        let line = |path: &[&Path]| path_line(&program, Some(std::env::join_paths(path).unwrap()));
+        let wanted = format!("export PATH={}:$PATH\n  ", built.display());
+        assert_eq!(line(&[]), wanted);
+        assert_eq!(line(&[&other, &built]), wanted, "an older one comes first");
+        assert_eq!(line(&[&built, &other]), "");
+        assert_eq!(path_line(&program, None), wanted);
+        assert_eq!(shell_word("/a b/it's"), r"'/a b/it'\''s'");
+    }
 
     #[test]
     fn every_file_of_examples_is_in_the_demo_and_right() {

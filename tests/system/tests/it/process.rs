@@ -118,6 +118,14 @@ fn the_demo_stays_until_it_is_told_to_end() {
     let session = client.send(&sign_in.json(&json!({"token": token}))).unwrap().success().unwrap();
     assert_eq!(session["role"], "admin");
 
+    // In another terminal, which knows neither the program nor the cloud.
+    let exports = printed.lines().map(str::trim).filter(|line| line.starts_with("export "));
+    let mut shell = std::process::Command::new("bash");
+    let typed = exports.chain(["causeway status"]).collect::<Vec<_>>().join("\n");
+    shell.args(["-ec", &typed]).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", outside.path());
+    let status = testlab::causeway::finish(shell, None).unwrap().success().unwrap();
+    assert!(status.contains("GATEWAY") && status.contains("plant-dashboard"), "{typed}\n{status}");
+
     assert!(demo.ended().is_none());
     assert_eq!(demo.terminate().unwrap().code(), Some(0), "{}", demo.log());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
