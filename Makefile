@@ -14,17 +14,19 @@ demo: build-needs               ## a cloud and two sites, the objects of example
 test: build-needs test-needs check   ## everything, in its short form
 	$(CARGO) build --workspace --all-targets
 ifneq ($(NEXTEST),)
-	$(CARGO) nextest run --workspace --no-fail-fast; status=$$?; .ci/skipped; exit $$status
-	$(CARGO) nextest run --package causeway-gateway --features traces -E 'test(trace)'
+	$(CARGO) nextest run --workspace --no-fail-fast; status=$$?; .ci/skipped; \
+	$(CARGO) nextest run --package causeway-gateway --features traces -E 'test(trace)' || status=$$((status ? status : $$?)); \
+	exit $$status
 else
-	$(CARGO) test --workspace --no-fail-fast
-	$(CARGO) test --package causeway-gateway --features traces trace
+	$(CARGO) test --workspace --no-fail-fast; status=$$?; \
+	$(CARGO) test --package causeway-gateway --features traces trace || status=$$((status ? status : $$?)); \
+	exit $$status
 endif
 
 check: build-needs tidy         ## formatting, lints, tidy: before you push
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
-	$(CARGO) clippy --package causeway-gateway --features traces --all-targets -- --deny warnings
+	$(CARGO) clippy --package causeway-gateway --package causeway --features causeway/traces --all-targets -- --deny warnings
 
 tidy:                           ## paths in documents, file headers, crate dependencies, language
 	$(CARGO) xtask tidy

@@ -145,6 +145,63 @@ fn make_demo_hides_no_progress_of_the_build() {
     assert!(!settings.contains("quiet ="), "{settings}");
 }
 
+/// The figures of the bench reach the table of `make bench`: each line has the fields that `cargo xtask benchmarks` reads.
+#[test]
+fn the_footprint_is_written_for_the_table_of_figures() {
+    let folder = tempfile::tempdir().unwrap();
+    let results = folder.path().join("results.jsonl");
+    let mut bench = std::process::Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/footprint"));
+    bench.args(["--rounds", "1", "--settle", "0"]);
+    bench.env("CAUSEWAY_BIN", testlab::causeway::binary().unwrap()).env("BENCH_RESULTS", &results);
+    testlab::causeway::finish(bench, None).unwrap().success().unwrap();
+    let text = std::fs::read_to_string(&results).unwrap();
+    let mut figures = Vec::new();
+    for line in text.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!(line["command"], "bench/run footprint");
+        assert!(line["goal"].is_string() && line["result"].as_f64().is_some_and(|result| result > 0.0), "{line}");
+        figures.push(line["figure"].as_str().unwrap().to_owned());
+    }
+    for figure in ["size of the program, MB", "cloud, restart: ready after, ms", "idle edge: private memory, MB"] {
+        assert!(figures.iter().any(|found| found == figure), "{figure}: {figures:?}");
+    }
+    assert_eq!(figures.len(), 9, "{figures:?}");
+}
+
+/// A suite that fails does not hide the other one, and `make test` fails when any does.
+#[test]
+fn make_test_runs_both_suites_whatever_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cargo, log) = (folder.path().join("cargo"), folder.path().join("log"));
+    // In place of cargo: notes its arguments, and fails where the test wants it.
+    let script = format!(
+        "#!/bin/sh\necho \"$*\" >> {}\ncase \"$*\" in *' --workspace --no-fail-fast'*) exit $FIRST;; *traces*) exit $SECOND;; esac\n",
+        log.display()
+    );
+    std::fs::write(&cargo, script).unwrap();
+    std::fs::set_permissions(&cargo, Permissions::from_mode(0o755)).unwrap();
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    for nextest in ["cargo-nextest", ""] {
+        for (first, second, expected) in
+            [("0", "0", None), ("3", "0", Some("Error 3")), ("0", "4", Some("Error 4")), ("3", "4", Some("Error 3"))]
+        {
+            std::fs::write(&log, "").unwrap();
+            let mut make = std::process::Command::new("make");
+            make.args(["test", "--directory", root, &format!("CARGO={}", cargo.display())]);
+            make.arg(format!("NEXTEST={nextest}")).args(["-o", "build-needs", "-o", "test-needs", "-o", "check"]);
+            make.env("FIRST", first).env("SECOND", second);
+            // Without the options of a `make test` that runs this test.
+            make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
+            let ran = testlab::causeway::finish(make, None).unwrap();
+            let asked = std::fs::read_to_string(&log).unwrap();
+            let suites = asked.lines().filter(|line| line.contains(" --no-fail-fast") || line.contains("traces"));
+            assert_eq!(suites.count(), 2, "{nextest:?} {first} {second}: {asked}");
+            assert_eq!(ran.code != 0, expected.is_some(), "{}", ran.stderr);
+            assert!(expected.is_none_or(|error| ran.stderr.contains(error)), "{}", ran.stderr);
+        }
+    }
+}
+
 /// The address of the console and the token for it, as the demo prints them.
 fn console_sign_in(printed: &str) -> (String, String) {
     let after = |start: &str| printed.lines().find_map(|line| line.trim().strip_prefix(start));
