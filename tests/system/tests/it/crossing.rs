@@ -16,7 +16,7 @@ use crate::Lab;
 const SITES: [&str; 3] = ["cloud", "oslo", "rome"];
 /// The EServer that policies name, at every site. No policy names any other host.
 const FRIEND: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
-const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+pub const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 /// A cloud and two edges; at each of the three sites a backend, exposed to the other two.
 pub struct Fleet {
@@ -30,7 +30,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    fn start(transport: &str) -> Fleet {
+    pub fn start(transport: &str) -> Fleet {
         Fleet::speaking("TCP", transport)
     }
 
@@ -103,7 +103,7 @@ impl Fleet {
     }
 
     /// A connection from one site to the other, and the backend's end of it. Waits until the way is there.
-    fn connect(&self, from: &str, to: &str) -> (TcpStream, TcpStream) {
+    pub fn connect(&self, from: &str, to: &str) -> (TcpStream, TcpStream) {
         let backend = &self.backends[place(to)];
         wait_for(&format!("{from} reaches {to}"), || {
             let mut client = connect(FRIEND, self.at(from, to)).ok()?;
@@ -145,7 +145,7 @@ fn range(site: usize) -> Ipv4Addr {
     Ipv4Addr::new(127, 64 + (process / 256 % 150) as u8, (process % 256) as u8, (site * 16) as u8)
 }
 
-fn connect(from: Ipv4Addr, to: SocketAddr) -> std::io::Result<TcpStream> {
+pub fn connect(from: Ipv4Addr, to: SocketAddr) -> std::io::Result<TcpStream> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.bind(&SocketAddr::from((from, 0)).into())?;
     socket.connect_timeout(&to.into(), Duration::from_secs(5))?;

@@ -2,13 +2,16 @@
 //! dashboard are valid, and rules and dashboard name only metrics that exist.
 
 use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use testlab::causeway::{Process, finish, get, wait_for};
 
 use crate::data;
-use crate::operating::promtool;
+use crate::crossing::{Fleet, STRANGER, connect};
+use crate::operating::{admin_of, lint, promtool};
 
 fn deployed(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(path)
@@ -87,6 +90,109 @@ fn rules_and_dashboard_name_metrics_that_exist() {
     assert!(used.len() > 30, "{used:?}");
     let unknown: BTreeSet<&String> = used.difference(&known).collect();
     assert!(unknown.is_empty(), "these are in no metrics.txt: {unknown:?}");
+}
+
+/// Prometheus itself scrapes a cloud and an edge with traffic, by the jobs of `deploy/`: metrics that have no value without traffic are
+/// there too. It evaluates the rules and every query of the dashboard.
+#[test]
+fn prometheus_scrapes_a_cloud_and_an_edge_with_traffic() {
+    let fleet = Fleet::start("auto");
+    let admins = [fleet.lab.cloud.admin, admin_of(&fleet.lab, "oslo")];
+    for (from, to) in [("cloud", "oslo"), ("oslo", "cloud")] {
+        drop(fleet.connect(from, to));
+        // No policy names this client.
+        drop(connect(STRANGER, fleet.at(from, to)));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let scrape = std::fs::read_to_string(deployed("prometheus/scrape.yaml")).unwrap();
+    let mut parts = scrape.split("127.0.0.1:7445");
+    let parts = [(); 3].map(|()| parts.next().expect("two jobs, each with the default address"));
+    let rules = deployed("prometheus/rules.yaml").canonicalize().unwrap();
+    let config = folder.path().join("prometheus.yml");
+    let text = format!(
+        "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [{rules:?}]\n{}{}{}{}{}",
+        parts[0], admins[0], parts[1], admins[1], parts[2]
+    );
+    std::fs::write(&config, text).unwrap();
+    let prometheus = Prometheus::start(&config);
+
+    for job in ["causeway-cloud", "causeway-edge"] {
+        for query in [
+            format!("up{{job=\"{job}\"}} == 1"),
+            format!("causeway_build_info{{job=\"{job}\"}}"),
+            format!("causeway_gateway_connections_total{{job=\"{job}\"}} > 0"),
+            format!("causeway_gateway_refused_total{{job=\"{job}\"}} > 0"),
+        ] {
+            wait_for(&query, || prometheus.query(&query).ok().filter(|found| !found.is_empty()))
+                .unwrap_or_else(|error| panic!("{error}\n{}", prometheus.process.log()));
+        }
+    }
+    for (whose, address) in ["cloud", "edge"].into_iter().zip(admins) {
+        lint(whose, &get(address, "/metrics").unwrap().1);
+    }
+    for query in queries() {
+        let query = query.replace("$__rate_interval", "5m").replace("$site", ".*").replace("$instance", ".*");
+        prometheus.query(&query).unwrap_or_else(|error| panic!("{query}: {error}"));
+    }
+    // A rule is healthy when its last evaluation had no error.
+    let health = wait_for("the rules are evaluated", || {
+        let answer = prometheus.ask(&["rules"]);
+        let groups = answer["data"]["groups"].as_array()?.clone();
+        let rules = groups.iter().flat_map(|group| group["rules"].as_array().cloned().unwrap_or_default());
+        let health: Vec<(String, String)> = rules
+            .map(|rule| (rule["name"].to_string(), rule["health"].as_str().unwrap_or_default().to_owned()))
+            .collect();
+        (!health.is_empty() && health.iter().all(|(_, health)| health != "unknown")).then_some(health)
+    })
+    .unwrap();
+    let ill: Vec<_> = health.iter().filter(|(_, health)| health != "ok").collect();
+    assert!(health.len() > 20 && ill.is_empty(), "{} rules; {ill:?}", health.len());
+}
+
+/// A Prometheus with its data in a folder of its own. It ends with the value.
+struct Prometheus {
+    process: Process,
+    address: SocketAddr,
+    _folder: tempfile::TempDir,
+}
+
+impl Prometheus {
+    fn start(config: &Path) -> Prometheus {
+        let folder = tempfile::tempdir().unwrap();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(promtool().with_file_name("prometheus"));
+        command.arg(format!("--config.file={}", config.display()));
+        command.arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()));
+        command.arg(format!("--web.listen-address={free}"));
+        let process = Process::spawn(command, folder.path().join("log")).unwrap();
+        let prometheus = Prometheus { process, address: free, _folder: folder };
+        let is_ready = || get(free, "/-/ready").ok().filter(|(code, _)| *code == 200);
+        wait_for("Prometheus is ready", is_ready)
+            .unwrap_or_else(|error| panic!("{error}\n{}", prometheus.process.log()));
+        prometheus
+    }
+
+    /// Its API, with form fields.
+    fn ask(&self, arguments: &[&str]) -> Value {
+        let [path, fields @ ..] = arguments else { panic!("no path") };
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--noproxy", "*", "--get", "--max-time", "20"]);
+        for field in fields {
+            curl.args(["--data-urlencode", field]);
+        }
+        curl.arg(format!("http://{}/api/v1/{path}", self.address));
+        finish(curl, None).unwrap().json().unwrap_or_default()
+    }
+
+    /// The series that a query finds now, or the error.
+    fn query(&self, query: &str) -> Result<Vec<Value>, String> {
+        let answer = self.ask(&["query", &format!("query={query}")]);
+        match answer["status"].as_str() {
+            Some("success") => Ok(answer["data"]["result"].as_array().cloned().unwrap_or_default()),
+            _ => Err(answer.to_string()),
+        }
+    }
 }
 
 /// Every query of the dashboard, those of its variables included.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use testlab::causeway::{Cloud, Process, daemon, get, wait_for};
+use testlab::causeway::{Cloud, Process, daemon, finish, get, wait_for};
 
 use crate::Lab;
 
@@ -19,8 +19,16 @@ pub fn promtool() -> PathBuf {
     PathBuf::from(path.trim()).with_file_name("promtool")
 }
 
+/// The linter's opinion of the metrics of a process.
+pub fn lint(whose: &str, text: &str) {
+    let mut linter = Command::new(promtool());
+    linter.args(["check", "metrics"]);
+    let ran = finish(linter, Some(text)).unwrap();
+    assert!(ran.code == 0, "{whose}: {}{}", ran.stderr, ran.stdout);
+}
+
 /// The address of the admin port of an edge.
-fn admin_of(lab: &Lab, edge: &str) -> SocketAddr {
+pub fn admin_of(lab: &Lab, edge: &str) -> SocketAddr {
     wait_for("the edge says where its admin port is", || {
         let text = std::fs::read(lab.path(edge).join("run/edge.json")).ok()?;
         serde_json::from_slice::<Value>(&text).ok()?["admin"].as_str()?.parse().ok()
@@ -68,19 +76,7 @@ fn metrics_pass_the_linter_of_prometheus_and_know_every_gateway() {
     assert!(expiry > now && expiry < now + 100.0 * 86_400.0, "{expiry}");
 
     for (whose, address) in [("cloud", lab.cloud.admin), ("edge", admin_of(&lab, "edge"))] {
-        let (_, text) = get(address, "/metrics").unwrap();
-        let mut child = Command::new(promtool())
-            .args(["check", "metrics"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-        let output = child.wait_with_output().unwrap();
-        let said =
-            String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{whose}: {said}");
+        lint(whose, &get(address, "/metrics").unwrap().1);
     }
 
     for (accept, form, end) in [
