@@ -76,7 +76,10 @@ pub fn columns(kind: Kind) -> &'static [Column] {
                     wide("Generation", "The netmap it last acknowledged."),
                     integer("Priority", "The gateway with the highest priority of a site is active.", 1),
                     wide("Drain", "True while the gateway gets no new streams."),
-                    wide("Version", "Version of its program; of a gateway that is away, the last one it had."),
+                    wide(
+                        "Version",
+                        "Version of its program; of a gateway that is away, the last one it had.",
+                    ),
                     REASON,
                 ]
             }

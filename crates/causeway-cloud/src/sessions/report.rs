@@ -37,7 +37,7 @@ pub(super) const CLOUD_STOPPED: &str = "CloudStopped";
 /// The connections of gateways, as far as this replica sees them, beside what their EGateways show.
 pub struct ConnectionWatch {
     sessions: Sessions,
-    /// What an EGateway shows, where it has the condition. One entry per EGateway.
+    /// The state that an EGateway shows, if it has the condition. One entry per EGateway.
     shown: HashMap<String, ShownConnection>,
     missing: HashMap<String, Missing>,
 }
@@ -155,8 +155,7 @@ impl ConnectionWatch {
             attached.iter().map(|session| (session.peer.gateway(), &**session)).collect();
         let is_shown = |gateway: &str| shown.get(gateway).is_some_and(|shown| shown.connected);
         let (now, time) = (Instant::now(), sessions.0.now());
-        missing
-            .retain(|gateway, _| is_shown(gateway) && !here.contains_key(gateway.as_str()));
+        missing.retain(|gateway, _| is_shown(gateway) && !here.contains_key(gateway.as_str()));
         let fleet = shown.values().filter(|shown| shown.connected).count();
         let spread = sessions.0.spread(fleet);
         let mut writes = Vec::new();

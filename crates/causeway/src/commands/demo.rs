@@ -293,7 +293,8 @@ impl Demo<'_> {
 /// The line that puts this program on PATH for the commands below it, as after `make demo`. Empty: it is there already.
 fn path_line(program: &Path, path: Option<OsString>) -> String {
     let path = path.unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|folder| folder.join("causeway")).find(|file| file.is_file());
+    let found =
+        std::env::split_paths(&path).map(|folder| folder.join("causeway")).find(|file| file.is_file());
     let is_this = |found: PathBuf| found.canonicalize().ok() == program.canonicalize().ok();
     match program.parent() {
         Some(folder) if !found.is_some_and(is_this) => {

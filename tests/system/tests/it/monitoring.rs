@@ -9,8 +9,8 @@ use std::process::Command;
 use serde_json::Value;
 use testlab::causeway::{Process, finish, get, wait_for};
 
-use crate::data;
 use crate::crossing::{Fleet, STRANGER, connect};
+use crate::data;
 use crate::operating::{admin_of, lint, promtool};
 
 fn deployed(path: &str) -> PathBuf {

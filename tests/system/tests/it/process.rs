@@ -159,10 +159,15 @@ fn the_footprint_is_written_for_the_table_of_figures() {
     for line in text.lines() {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         assert_eq!(line["command"], "bench/run footprint");
-        assert!(line["goal"].is_string() && line["result"].as_f64().is_some_and(|result| result > 0.0), "{line}");
+        assert!(
+            line["goal"].is_string() && line["result"].as_f64().is_some_and(|result| result > 0.0),
+            "{line}"
+        );
         figures.push(line["figure"].as_str().unwrap().to_owned());
     }
-    for figure in ["size of the program, MB", "cloud, restart: ready after, ms", "idle edge: private memory, MB"] {
+    for figure in
+        ["size of the program, MB", "cloud, restart: ready after, ms", "idle edge: private memory, MB"]
+    {
         assert!(figures.iter().any(|found| found == figure), "{figure}: {figures:?}");
     }
     assert_eq!(figures.len(), 9, "{figures:?}");
@@ -182,19 +187,30 @@ fn make_test_runs_both_suites_whatever_fails() {
     std::fs::set_permissions(&cargo, Permissions::from_mode(0o755)).unwrap();
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     for nextest in ["cargo-nextest", ""] {
-        for (first, second, expected) in
-            [("0", "0", None), ("3", "0", Some("Error 3")), ("0", "4", Some("Error 4")), ("3", "4", Some("Error 3"))]
-        {
+        for (first, second, expected) in [
+            ("0", "0", None),
+            ("3", "0", Some("Error 3")),
+            ("0", "4", Some("Error 4")),
+            ("3", "4", Some("Error 3")),
+        ] {
             std::fs::write(&log, "").unwrap();
             let mut make = std::process::Command::new("make");
             make.args(["test", "--directory", root, &format!("CARGO={}", cargo.display())]);
-            make.arg(format!("NEXTEST={nextest}")).args(["-o", "build-needs", "-o", "test-needs", "-o", "check"]);
+            make.arg(format!("NEXTEST={nextest}")).args([
+                "-o",
+                "build-needs",
+                "-o",
+                "test-needs",
+                "-o",
+                "check",
+            ]);
             make.env("FIRST", first).env("SECOND", second);
             // Without the options of a `make test` that runs this test.
             make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
             let ran = testlab::causeway::finish(make, None).unwrap();
             let asked = std::fs::read_to_string(&log).unwrap();
-            let suites = asked.lines().filter(|line| line.contains(" --no-fail-fast") || line.contains("traces"));
+            let suites =
+                asked.lines().filter(|line| line.contains(" --no-fail-fast") || line.contains("traces"));
             assert_eq!(suites.count(), 2, "{nextest:?} {first} {second}: {asked}");
             assert_eq!(ran.code != 0, expected.is_some(), "{}", ran.stderr);
             assert!(expected.is_none_or(|error| ran.stderr.contains(error)), "{}", ran.stderr);
