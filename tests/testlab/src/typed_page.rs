@@ -20,28 +20,38 @@ pub struct Row {
     pub begins: &'static str,
     pub typing: Typing,
     pub shows: &'static [&'static str],
+    /// Words that must not be there.
+    pub hides: &'static [&'static str],
+}
+
+impl Row {
+    /// The block must not show these words.
+    pub const fn without(self, hides: &'static [&'static str]) -> Row {
+        Row { hides, ..self }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Typing {
     /// Must succeed and show its words.
     Once,
-    /// Must fail and show its words, as a page says that it does.
+    /// Must fail and show its words, as a page says that it does. The words are those of the refusal that is meant: a program that is missing
+    /// fails too.
     Refused,
     /// Only looks: typed again until it succeeds and shows its words, as a user does who waits for them.
     UntilShown,
 }
 
 pub const fn once(begins: &'static str, shows: &'static [&'static str]) -> Row {
-    Row { begins, typing: Typing::Once, shows }
+    Row { begins, typing: Typing::Once, shows, hides: &[] }
 }
 
 pub const fn refused(begins: &'static str, shows: &'static [&'static str]) -> Row {
-    Row { begins, typing: Typing::Refused, shows }
+    Row { begins, typing: Typing::Refused, shows, hides: &[] }
 }
 
 pub const fn until(begins: &'static str, shows: &'static [&'static str]) -> Row {
-    Row { begins, typing: Typing::UntilShown, shows }
+    Row { begins, typing: Typing::UntilShown, shows, hides: &[] }
 }
 
 /// A fenced block.
@@ -112,14 +122,18 @@ pub fn check_blocks(
     Ok(())
 }
 
-/// Types the blocks in order. `after` is called after each one, with its first line, for steps that a page describes in words.
+/// Types the blocks in order, each one against its row: as many as there are, so that a page of which nothing is typed fails. `after` is
+/// called after each one, with its first line, for steps that a page describes in words.
 pub fn type_pages(
     terminals: &mut [Terminal],
     blocks: &[Block],
     rows: &[Row],
     mut after: impl FnMut(&mut [Terminal], &Block, &Row) -> Result<()>,
 ) -> Result<()> {
-    for (block, row) in blocks.iter().filter(|block| block.is_typed()).zip(rows) {
+    let typed: Vec<&Block> = blocks.iter().filter(|block| block.is_typed()).collect();
+    ensure!(typed.len() == rows.len(), "{} blocks are typed, {} rows", typed.len(), rows.len());
+    for (block, row) in typed.into_iter().zip(rows) {
+        ensure!(block.first_line().starts_with(row.begins), "line {}: not {}", block.line, row.begins);
         let name = &block.words[0];
         let terminal = terminals.iter_mut().find(|terminal| terminal.host.name() == name);
         let terminal = terminal.with_context(|| format!("line {}: no host {name}", block.line))?;
@@ -225,7 +239,7 @@ impl Terminal {
         let mut shown = || {
             let ran = self.type_text(&format!("line-{}", block.line), &block.text).ok()?;
             let is_expected = (ran.code == 0) == (row.typing != Typing::Refused);
-            let is_shown = is_expected && shows(&ran, row.shows);
+            let is_shown = is_expected && shows(&ran, row);
             last = Some(ran);
             is_shown.then_some(())
         };
@@ -233,8 +247,14 @@ impl Terminal {
             Typing::Once | Typing::Refused => shown().is_some(),
             Typing::UntilShown => wait_for(row.begins, shown).is_ok(),
         };
-        let (typing, words) = (row.typing, row.shows);
-        ensure!(is_shown, "line {}:\n{}{typing:?} {words:?}\n{}", block.line, block.text, told(last));
+        let Row { typing, shows, hides, .. } = row;
+        ensure!(
+            is_shown,
+            "line {}:\n{}{typing:?} {shows:?} without {hides:?}\n{}",
+            block.line,
+            block.text,
+            told(last)
+        );
         Ok(())
     }
 
@@ -280,13 +300,48 @@ fn interrupt(shell: &Process) -> Result<()> {
     Ok(())
 }
 
-fn shows(ran: &Ran, words: &[&str]) -> bool {
+fn shows(ran: &Ran, row: &Row) -> bool {
     let squeeze = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let text: String =
         format!("{}\n{}", ran.stdout, ran.stderr).lines().map(|line| squeeze(line) + "\n").collect();
-    words.iter().all(|word| text.contains(word))
+    row.shows.iter().all(|word| text.contains(word)) && !row.hides.iter().any(|word| text.contains(word))
 }
 
 fn told(ran: Option<Ran>) -> String {
     ran.map(|ran| format!("exit code {}\n{}\n{}", ran.code, ran.stdout, ran.stderr)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = "```sh a\ncurl http://panel/\n```\n";
+
+    #[test]
+    fn a_page_whose_blocks_and_rows_differ_is_not_typed() {
+        let typed = |rows: &[Row]| type_pages(&mut [], &blocks(PAGE).unwrap(), rows, |_, _, _| Ok(()));
+        for (rows, expected) in [
+            (&[][..], "1 blocks are typed, 0 rows"),
+            (&[once("ping", &[])], "line 1: not ping"),
+            (&[once("curl", &[])], "line 1: no host a"),
+        ] {
+            assert_eq!(typed(rows).unwrap_err().to_string(), expected);
+        }
+        // A page that has lost its blocks.
+        assert!(type_pages(&mut [], &[], &[once("curl", &[])], |_, _, _| Ok(())).is_err());
+    }
+
+    #[test]
+    fn words_must_be_there_and_others_must_not() {
+        let ran =
+            Ran { code: 0, stdout: "panel   cloud\nstock hamburg\n".into(), stderr: "1 object\n".into() };
+        for (row, expected) in [
+            (once("", &["panel cloud", "1 object"]), true),
+            (once("", &["panel hamburg"]), false),
+            (once("", &["panel cloud"]).without(&["stock"]), false),
+            (once("", &["panel cloud"]).without(&["line-1"]), true),
+        ] {
+            assert_eq!(shows(&ran, &row), expected, "{:?} {:?}", row.shows, row.hides);
+        }
+    }
 }

@@ -15,10 +15,11 @@ const TWO_NETWORKS: &str = include_str!("../../../../docs/how-to/connect-two-net
 const AVAILABILITY: &str = include_str!("../../../../docs/how-to/high-availability.md");
 
 const OSLO: &str = "the page of Oslo";
+const HAMBURG: &str = "the page of Hamburg";
 const PANEL: &str = "the panel of the machine in Hamburg";
 
 const TWO_NETWORKS_HOSTS: [&str; 5] = ["cloud", "edge", "host", "oslo-edge", "oslo-host"];
-const TWO_NETWORKS_TYPED: [Row; 9] = [
+const TWO_NETWORKS_TYPED: [Row; 10] = [
     once("(umask 077; causeway token create --site oslo", &[]),
     once("sysctl", &["net.ipv4.ip_forward = 1"]),
     once("causeway edge", &[]),
@@ -26,14 +27,16 @@ const TWO_NETWORKS_TYPED: [Row; 9] = [
     once("ip route add 10.2.0.0/24", &[]),
     once("ip route add 10.0.0.0/24", &[]),
     until("ping", &["3 received", OSLO]),
-    refused("curl --max-time 5", &["curl:"]),
+    // 7: not connected. A web server listens there, so that nothing but the policy refuses.
+    refused("curl --max-time 5", &["curl: (7)"]),
+    until("causeway audit", &["ip/10.0.0.2:8080", "deny"]),
     until("causeway status", &["hamburg oslo", "ok"]),
 ];
 const TWO_NETWORKS_NOT_TYPED: [(&str, &str); 1] =
     [("scp token-oslo", "no SSH server in the namespaces; the test copies the file")];
 
 const AVAILABILITY_HOSTS: [&str; 4] = ["cloud-a", "cloud-b", "edge-1", "edge-2"];
-const AVAILABILITY_TYPED: [Row; 12] = [
+const AVAILABILITY_TYPED: [Row; 16] = [
     once("causeway cloud", &[]),
     once("causeway cloud", &[]),
     once("export KUBECONFIG", &[]),
@@ -43,12 +46,16 @@ const AVAILABILITY_TYPED: [Row; 12] = [
     until("export KUBECONFIG", &["hamburg-1 hamburg yes", "hamburg-2 hamburg yes", PANEL]),
     until("causeway status", &["hamburg-1 hamburg yes", "hamburg-2 hamburg yes"]),
     until("curl", &[PANEL]),
-    until("causeway drain", &["hamburg-1"]),
+    once("causeway drain", &["egateway/hamburg-1 draining", "egateway/hamburg-1 has no connections left"]),
     until("causeway status", &["hamburg-1 hamburg no", "hamburg-2 hamburg yes"]),
     until("curl", &[PANEL]),
+    once("causeway edge", &[]),
+    until("causeway status", &["hamburg-1 hamburg draining", "hamburg-2 hamburg yes"]),
+    once("causeway drain hamburg-1 --undo", &["egateway/hamburg-1 in service"]),
+    until("causeway status", &["hamburg-1 hamburg yes", "hamburg-2 hamburg yes"]),
 ];
 const AVAILABILITY_NOT_TYPED: [(&str, &str); 2] = [
-    ("scp /var/lib/causeway/seal.key", "no SSH server in the namespaces; the test copies the file"),
+    ("ssh root@cloud-b.example.com", "no SSH server in the namespaces; the test copies the file"),
     ("scp token-1", "no SSH server in the namespaces; the test copies the files"),
 ];
 
@@ -94,7 +101,8 @@ fn two_networks_are_connected_as_the_page_says() {
     let Some(net) = network(test, &two_networks_plan()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut hosts = TWO_NETWORKS_HOSTS.map(|name| terminal(&net, name, folder.path()));
-    let _page = serve(&net, "oslo-host", "10.2.0.2:8080", OSLO, folder.path());
+    let _pages = [("oslo-host", "10.2.0.2:8080", OSLO), ("host", "10.0.0.2:8080", HAMBURG)]
+        .map(|(host, address, page)| serve(&net, host, address, page, folder.path()));
     type_pages(&mut hosts, &joined(), &JOIN, |hosts, _, row| match row.begins {
         "(umask 077; causeway token create" => hosts[0].copy_to("token", &hosts[1]),
         _ => Ok(()),

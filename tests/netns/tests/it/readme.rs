@@ -40,7 +40,7 @@ pub const JOIN: [Row; 6] = [
 ];
 
 /// Every other block that is typed, in the order of the pages. Blocks in the background show nothing; their process must become ready.
-const TYPED: [Row; 44] = [
+const TYPED: [Row; 47] = [
     // Getting started.
     once("kubectl apply", &["eservice.causeway.io/panel created", "serviceexpose.causeway.io/panel created"]),
     until("causeway get virtualpresences", &["panel cloud", "\n198.18.0."]),
@@ -60,7 +60,7 @@ const TYPED: [Row; 44] = [
     until("curl --write-out", &["no policy of service stock allows", "403"]),
     until("causeway audit", &["\"decision\":\"deny\"", "line-1-reads", "ok"]),
     once("kubectl delete serviceexpose stock", &["deleted"]),
-    until("causeway get virtualpresences", &["panel cloud"]),
+    until("causeway get virtualpresences", &["panel cloud"]).without(&["stock"]),
     // Troubleshoot.
     until("causeway doctor", &["ok"]),
     once("kubectl patch eservice panel", &["patched"]),
@@ -73,7 +73,7 @@ const TYPED: [Row; 44] = [
     once("curl --silent http://127.0.0.1:7445/metrics", &["gateway=\"hamburg\""]),
     once("causeway kubeconfig --list", &["ann viewer"]),
     once("causeway revoke --certificate", &["revoked"]),
-    refused("kubectl --kubeconfig ann.kubeconfig", &["error"]),
+    refused("kubectl --kubeconfig ann.kubeconfig", &["Unauthorized"]),
     once("(umask 077; causeway token create --site hamburg --replace", &[]),
     once("causeway edge", &[]),
     until("causeway status", &["hamburg hamburg yes"]),
@@ -82,16 +82,22 @@ const TYPED: [Row; 44] = [
     until("causeway ca rotate --finish", &["everything"]),
     until("causeway status", &["hamburg hamburg yes"]),
     // Upgrade.
-    until("causeway version", &["causeway 0.1.0", "hamburg", "objects", "ok"]),
+    until("causeway version", &["causeway 0.1.0", "hamburg", "VERSION", "objects", "ok"]),
     once("causeway cloud", &[]),
-    until("causeway drain hamburg --force", &["draining", "has no connections left"]),
+    until("causeway status", &["hamburg hamburg yes"]),
+    once(
+        "causeway drain hamburg --force",
+        &["egateway/hamburg draining", "egateway/hamburg has no connections left"],
+    ),
     once("causeway edge", &[]),
-    once("causeway drain hamburg --undo", &["in service"]),
+    until("causeway status", &["hamburg hamburg draining", env!("CARGO_PKG_VERSION")]),
+    once("causeway drain hamburg --undo", &["egateway/hamburg in service"]),
     until("causeway doctor panel@cloud", &["it answers HTTP with 200"]),
     // Back up and restore.
     once("causeway backup", &["objects", "Copy /var/lib/causeway/seal.key"]),
     once("causeway revoke hamburg", &["egateway/hamburg revoked (1 keys)"]),
     until("causeway status", &["hamburg hamburg no"]),
+    once("cp /var/lib/causeway/revocations.jsonl", &[]),
 ];
 
 const RESTORED: [Row; 3] = [
