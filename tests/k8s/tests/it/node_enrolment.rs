@@ -105,6 +105,13 @@ impl NodeLab {
         assert!(ran.code != 0 && ran.stderr.contains(part), "{part}: {ran:?}\n{}", self.cloud.process.log());
     }
 
+    /// Tells whether a gateway has a session now.
+    fn is_connected(&self, gateway: &str) -> bool {
+        let status = self.cloud.run(&["status", "--json"]).unwrap().json().unwrap();
+        let mut gateways = status["gateways"].as_array().into_iter().flatten();
+        gateways.any(|found| found["name"] == gateway && found["connected"] == true)
+    }
+
     fn await_connected(&self, gateway: &str, edge: &Process) {
         self.cloud
             .wait_condition("egateway", gateway, "Connected", "True")
@@ -150,6 +157,7 @@ fn an_edge_enrols_as_its_node_with_the_token_of_its_pod() {
     // A pod on another node does not reach this gateway, and a pod that is gone reaches none.
     lab.token("causeway-edge", AUDIENCE, Some("edge-2"));
     lab.refused("edge-refused", "there is no EServer node-b");
+    let mut other = second_node_is_a_gateway_of_its_own(&lab, &edge);
     lab.token("causeway-edge", AUDIENCE, Some("edge-1"));
     edge.kill().unwrap();
     // The node lost its data dir: its pod replaces the key.
@@ -161,13 +169,32 @@ fn an_edge_enrols_as_its_node_with_the_token_of_its_pod() {
 
     replaced_by_another_pod(&lab);
     revoked_until_its_gateway_is_made_anew(&lab);
+    assert!(lab.is_connected("node-b"), "another node was revoked and replaced: {}", other.log());
 
     lab.direct.ok(&format!("delete pod edge-1 -n {NAMESPACE} --grace-period=0 --force"));
     lab.refused("edge-refused", "is gone");
 
     let token = std::fs::read_to_string(lab.token_file()).unwrap();
-    let logs = [edge.log(), again.log(), lab.cloud.process.log(), audit(lab.folder.path())];
+    other.kill().unwrap();
+    let logs = [edge.log(), again.log(), other.log(), lab.cloud.process.log(), audit(lab.folder.path())];
     assert!(logs.iter().all(|log| !log.contains(&token)), "no log holds a token");
+}
+
+/// The pod of another node of the DaemonSet: both nodes are connected at the same time, each as itself and at its own site.
+fn second_node_is_a_gateway_of_its_own(lab: &NodeLab, first: &Process) -> Process {
+    let server = "{kind: EServer, apiVersion: causeway.io/v1, metadata: {name: node-b}, ip: 10.0.0.3, eSiteName: Osaka}";
+    lab.cloud.apply(server).unwrap().success().unwrap();
+    let second = lab.edge("edge-node-b");
+    lab.await_connected("node-b", &second);
+    assert!(lab.is_connected("node-a"), "{}", first.log());
+    let site = |gateway: &str| lab.cloud.object("egateway", gateway).unwrap()["eSiteName"].clone();
+    assert_eq!((site("node-a"), site("node-b")), ("Tokyo".into(), "Osaka".into()));
+    let line = "node node-b, pod causeway-system/edge-2, service account causeway-system/causeway-edge";
+    wait_for("the audit log names the second node and its pod", || {
+        audit(lab.folder.path()).contains(line).then_some(())
+    })
+    .unwrap();
+    second
 }
 
 /// A second pod of the node takes the gateway over; the data dir of the pod before it is worth nothing any more.
