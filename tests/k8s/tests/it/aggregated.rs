@@ -1,7 +1,7 @@
 //! The API of a cloud as an aggregated API of a real kube-apiserver: `kubectl` with the cluster's own kubeconfig, users and RBAC.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -76,6 +76,32 @@ fn call(
     (code.parse().unwrap(), body.to_owned())
 }
 
+/// Makes the service account that the manifest names, with the rights of the manifest alone, and a kubeconfig with its token: a file that
+/// the kubeconfig names, as in a pod of the chart.
+fn account_of_the_cloud(kubectl: &Kubectl, manifest: &str, folder: &Path) -> PathBuf {
+    let namespace = "causeway-system";
+    // The APIService needs the CA of a cloud that has not started yet.
+    let parts: Vec<&str> =
+        manifest.split("\n---\n").filter(|part| !part.contains("kind: APIService")).collect();
+    kubectl.ok_with(&parts.join("\n---\n"), "apply -f -");
+    kubectl.ok(&format!("create serviceaccount causeway-cloud --namespace {namespace}"));
+    let request = folder.join("token-request.json");
+    let text = json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1",
+        "spec": {"audiences": null, "expirationSeconds": 3600}});
+    std::fs::write(&request, text.to_string()).unwrap();
+    let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/causeway-cloud/token");
+    let answer = kubectl.ok(&format!("create --raw {path} -f {}", request.display()));
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let token = folder.join("cluster.token");
+    std::fs::write(&token, answer["status"]["token"].as_str().unwrap()).unwrap();
+    let mut config: Value =
+        serde_json::from_str(&kubectl.ok("config view --raw --flatten --minify -o json")).unwrap();
+    config["users"][0]["user"] = json!({"tokenFile": token});
+    let path = folder.join("cloud-of-cluster.kubeconfig");
+    std::fs::write(&path, config.to_string()).unwrap();
+    path
+}
+
 #[test]
 fn kubectl_of_the_cluster_uses_the_api_and_the_cluster_decides() {
     if let Some(reason) = edge_api::missing() {
@@ -105,9 +131,12 @@ fn kubectl_of_the_cluster_uses_the_api_and_the_cluster_decides() {
 
     let config = folder.path().join("cloud.toml");
     let kubeconfig = cluster.0.join("kubeconfig");
+    let kubectl = Kubectl::new(&kubectl::programs().remove(0), &kubeconfig, folder.path().join("home"));
+    let manifest = std::fs::read_to_string(here("../../deploy/kubernetes/aggregated-api.yaml")).unwrap();
+    let of_cloud = account_of_the_cloud(&kubectl, &manifest, folder.path());
     let settings = format!(
         "[cloud]\naggregated = \"{address}\"\nrequestheader-ca = {:?}\nrequestheader-names = [\"{NAMES}\"]\n\
-         kubernetes = {kubeconfig:?}\napi-names = [\"causeway.causeway-system.svc\"]\n",
+         kubernetes = {of_cloud:?}\napi-names = [\"causeway.causeway-system.svc\"]\n",
         front.join("ca.crt")
     );
     std::fs::write(&config, settings).unwrap();
@@ -118,7 +147,10 @@ fn kubectl_of_the_cluster_uses_the_api_and_the_cluster_decides() {
     // The listener itself: the certificate of the front proxy, its name, and a user in the headers are all needed.
     let sites = "/apis/causeway.io/v1/esites";
     let masters = ["X-Remote-User: root", "X-Remote-Group: system:masters"];
-    assert_eq!(call(address, &front, Some(NAMES), &masters, sites).0, 200);
+    // The binding of the cloud's account takes effect when the authorizer of the cluster has seen it.
+    let is_served = || (call(address, &front, Some(NAMES), &masters, sites).0 == 200).then_some(());
+    wait_for("the cluster answers the cloud", is_served)
+        .unwrap_or_else(|error| panic!("{error}\n{}", cloud.process.log()));
     assert_eq!(call(address, &front, None, &masters, sites).0, 0, "no certificate, no TLS");
     assert_eq!(call(address, &front, Some("stranger"), &masters, sites).0, 401);
     assert_eq!(call(address, &front, Some(NAMES), &[], sites).0, 401);
@@ -134,11 +166,9 @@ fn kubectl_of_the_cluster_uses_the_api_and_the_cluster_decides() {
     // The API itself does not believe these headers.
     assert_eq!(call(cloud.api, &front, None, &masters, sites).0, 401);
 
-    let kubectl = Kubectl::new(&kubectl::programs().remove(0), &kubeconfig, folder.path().join("home"));
     let own = std::fs::read_to_string(cloud.kubeconfig()).unwrap();
     let bundle =
         own.lines().find_map(|line| line.trim().strip_prefix("certificate-authority-data: ")).unwrap();
-    let manifest = std::fs::read_to_string(here("../../deploy/kubernetes/aggregated-api.yaml")).unwrap();
     kubectl.ok_with(&manifest.replace("CA_BUNDLE", bundle.trim_matches('"')), "apply -f -");
     // No controller makes endpoints in the lab.
     let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints",

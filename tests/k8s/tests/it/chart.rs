@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use testlab::causeway::{Ran, finish, run};
+use serde_json::{Value, json};
+use testlab::causeway::{Ran, finish, run, wait_for};
 
 use crate::edge_api::{self, Cluster};
 use crate::here;
@@ -78,7 +79,7 @@ fn the_chart_renders_to_configurations_that_are_valid() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = renderer(folder.path()) else { return };
     let mut checked = 0;
-    for values in ["cloud", "edge", "every-node", "everything"] {
+    for values in ["cloud", "edge", "every-node", "everything", "aggregated"] {
         let text = rendered(&program, values);
         for name in ["cloud.toml", "edge.toml"] {
             let Some((_, after)) = text.split_once(&format!("  {name}: |\n")) else { continue };
@@ -92,7 +93,7 @@ fn the_chart_renders_to_configurations_that_are_valid() {
             checked += 1;
         }
     }
-    assert_eq!(checked, 5);
+    assert_eq!(checked, 6);
     let refused = render(&program, None);
     assert!(refused.code == 1 && refused.stderr.contains("cloud.advertise"), "{refused:?}");
     let few = folder.path().join("few.yaml");
@@ -116,12 +117,51 @@ fn a_kube_apiserver_accepts_the_chart() {
     let kubeconfig = cluster.0.join("kubeconfig");
     let kubectl = Kubectl::new(&kubectl::programs().remove(0), &kubeconfig, folder.path().join("home"));
     kubectl.ok("create namespace causeway-system");
-    for (values, objects) in [("cloud", 5), ("edge", 2), ("every-node", 3), ("everything", 9)] {
+    for (values, objects) in
+        [("cloud", 5), ("edge", 2), ("every-node", 3), ("everything", 11), ("aggregated", 13)]
+    {
         let text = kubectl.ok_with(&rendered(&program, values), "apply --dry-run=server -f -");
         assert_eq!(
             text.lines().filter(|line| line.contains("created (server dry run)")).count(),
             objects,
             "{values}: {text}"
         );
+    }
+    the_roles_of_the_chart_give_what_they_say(&kubectl, &rendered(&program, "aggregated"));
+}
+
+/// The roles and bindings of the chart in force: the account of the cloud, and users whom an admin has bound to the roles for people.
+fn the_roles_of_the_chart_give_what_they_say(kubectl: &Kubectl, chart: &str) {
+    let is_rbac = |part: &&str| {
+        part.contains("rbac.authorization.k8s.io/v1") || part.contains("kind: ServiceAccount\n")
+    };
+    let parts: Vec<&str> = chart.split("\n---\n").filter(is_rbac).collect();
+    assert_eq!(parts.len(), 6, "{chart}");
+    kubectl.ok_with(&parts.join("\n---\n"), "apply -f -");
+    for role in ["view", "edit"] {
+        kubectl.ok(&format!("create clusterrolebinding {role} --clusterrole=causeway-{role} --user={role}"));
+    }
+    let cloud = "system:serviceaccount:causeway-system:causeway-cloud";
+    for (user, verb, group, resource, expected) in [
+        (cloud, "create", "authorization.k8s.io", "subjectaccessreviews", true),
+        (cloud, "create", "authentication.k8s.io", "tokenreviews", true),
+        (cloud, "get", "", "pods", true),
+        (cloud, "list", "", "pods", false),
+        (cloud, "get", "", "secrets", false),
+        ("view", "list", "causeway.io", "esites", true),
+        ("view", "delete", "causeway.io", "esites", false),
+        ("edit", "delete", "causeway.io", "esites", true),
+        ("edit", "get", "", "secrets", false),
+        ("stranger", "list", "causeway.io", "esites", false),
+    ] {
+        let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": {"verb": verb, "group": group, "resource": resource}}});
+        // A role takes effect when the authorizer has seen it.
+        let is_expected = || {
+            let text = kubectl.ok_with(&review.to_string(), "create -f - -o json");
+            let answer: Value = serde_json::from_str(&text).ok()?;
+            (answer["status"]["allowed"] == expected).then_some(())
+        };
+        wait_for(&format!("{user} {verb} {resource}: {expected}"), is_expected).unwrap();
     }
 }
