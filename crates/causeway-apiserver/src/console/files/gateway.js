@@ -6,7 +6,7 @@ import { follow, isLoaded } from "./store.js";
 import { figures, history, poll } from "./figures.js";
 import { ago, bytes, count, milliseconds, until } from "./format.js";
 import { isPlainWireGuard, ofGateway, transports } from "./state.js";
-import { pathsTo, pollPaths } from "./paths.js";
+import { pollPaths } from "./paths.js";
 import { pathTable } from "./path-table.js";
 import { plot } from "./plot.js";
 
@@ -43,7 +43,7 @@ export function gateway(root, name, who) {
     const now = object();
     if (!now) return;
     const shown = figures(name);
-    const state = ofGateway(now, shown, pathsTo(polled.known(), name));
+    const state = ofGateway(now, shown, polled.known().paths);
     replace(head, h("p", { class: "trail" }, h("a", { href: "#/map" }, "Map"), " / ", link("site", now.eSiteName)),
       h("h1", null, `Gateway ${name} `, badge(state)),
       state.why && h("p", { class: "why" }, state.why));

@@ -6,7 +6,7 @@ import { follow, isLoaded } from "./store.js";
 import { figures, historyOf, isAllAsked, poll, rates } from "./figures.js";
 import { bytes, count, milliseconds, rate } from "./format.js";
 import { OK, UNKNOWN, WARNING, ofGateway, ofObject, ofSite, transports } from "./state.js";
-import { pathsTo, pollPaths } from "./paths.js";
+import { pollPaths } from "./paths.js";
 import { pathTable } from "./path-table.js";
 import { sparkline } from "./plot.js";
 
@@ -23,7 +23,7 @@ function overview(known) {
   }
   return follow("esites").all().map((site) => {
     const gateways = bySite.get(site.metadata.name) ?? [];
-    const states = gateways.map((gateway) => ofGateway(gateway, figures(gateway.metadata.name), pathsTo(known, gateway.metadata.name)));
+    const states = gateways.map((gateway) => ofGateway(gateway, figures(gateway.metadata.name), known.paths));
     return { name: site.metadata.name, site, gateways, states, state: ofSite(states) };
   });
 }
@@ -100,7 +100,7 @@ export function map(root) {
       element,
       update(now) {
         const shown = figures(name);
-        const state = ofGateway(now, shown, pathsTo(polled.known(), name));
+        const state = ofGateway(now, shown, polled.known().paths);
         setClass(dot, `dot ${state.state}`);
         setText(transport, name === "cloud" ? "this cloud" : transports(shown) ?? (state.word === "connected" ? "" : state.word));
         setText(rtt, shown?.rttMs != null ? milliseconds(shown.rttMs) : "");

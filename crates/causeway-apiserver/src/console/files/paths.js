@@ -41,11 +41,6 @@ export function pollPaths({ names, update }) {
   };
 }
 
-/** The paths to a gateway, as the others tell of them. */
-export function pathsTo(known, gateway) {
-  return known.paths.filter((path) => path.peer === gateway);
-}
-
 /** The path in words. */
 export function way(path) {
   if (path.path === "direct") return path.endpoint ? `direct, ${path.endpoint}` : "direct";

@@ -5,7 +5,7 @@ import { follow, isLoaded } from "./store.js";
 import { figures, historyOf, poll } from "./figures.js";
 import { bytes, milliseconds } from "./format.js";
 import { ofGateway, ofObject, ofSite, transports } from "./state.js";
-import { pathsTo, pollPaths } from "./paths.js";
+import { pollPaths } from "./paths.js";
 import { pathTable } from "./path-table.js";
 import { badge, conditions, link } from "./gateway.js";
 import { plot } from "./plot.js";
@@ -20,7 +20,7 @@ export function site(root, name) {
   const gateways = () => follow("egateways").all().filter((gateway) => gateway.eSiteName === name);
 
   const names = () => gateways().map((gateway) => gateway.metadata.name);
-  const stateOfGateway = (gateway) => ofGateway(gateway, figures(gateway.metadata.name), pathsTo(polled.known(), gateway.metadata.name));
+  const stateOfGateway = (gateway) => ofGateway(gateway, figures(gateway.metadata.name), polled.known().paths);
 
   function renderPaths() {
     const own = new Set(names());

@@ -27,9 +27,9 @@ export function isPlainWireGuard(gateway) {
   return Boolean(gateway.publicKey && gateway.endpoint);
 }
 
-/** The state of a gateway in words: `{state, word, why}`. `paths` are those that other gateways tell of to this one. */
+/** The state of a gateway in words: `{state, word, why}`. `paths` are those that gateways tell of. */
 export function ofGateway(gateway, figures, paths = []) {
-  if (isPlainWireGuard(gateway)) return ofWireGuardPeer(paths);
+  if (isPlainWireGuard(gateway)) return ofWireGuardPeer(paths.filter((path) => path.peer === gateway.metadata.name));
   const connected = condition(gateway, "Connected");
   // The figures are newer than the condition, which waits some seconds before it changes.
   const isConnected = figures ? figures.connected : connected?.status === "True";
