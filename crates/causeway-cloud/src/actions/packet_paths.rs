@@ -1,6 +1,6 @@
 //! Tells which path the packets of each pair of gateways take: `GET /causeway/v1/paths`.
 //!
-//! The gateways are asked, because only they know. `PathQuestion` decides which ones; pure.
+//! The gateways tell their paths; nothing about them is stored. `to_ask` chooses the gateways; pure.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ fn sites_with_packets(
 }
 
 /// Returns the gateways that are asked: of those sites, connected, and named if any are. A plain WireGuard peer cannot be asked,
-/// so the others are asked about it.
+/// so all gateways with packets are asked about it.
 fn to_ask(
     gateways: &[EGateway],
     sites: &BTreeSet<String>,

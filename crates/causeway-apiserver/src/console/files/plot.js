@@ -73,7 +73,7 @@ export function bars(element, rows, format, spanMs) {
     const spark = sparkline(name, spanMs);
     spark.update(history);
     return h("li", null,
-      h("a", { class: "bar-name", href }, name),
+      h(href ? "a" : "span", { class: "bar-name", href }, name),
       h("meter", { min: 0, max: top, value: total, "aria-label": `${name}: ${format(total)}` }),
       spark.element,
       h("span", { class: "number" }, format(total)));

@@ -22,7 +22,7 @@ pub async fn ask(api: &ApiClient) -> Vec<GatewayPath> {
     }
 }
 
-/// What the rows do not show.
+/// The gateways and paths that have no row, as sentences.
 fn notes(list: &PathList) -> Vec<String> {
     let line = |one: &UnansweredGateway| {
         format!(
