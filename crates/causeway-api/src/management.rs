@@ -34,6 +34,10 @@ pub mod paths {
     pub const DIAGNOSE: &str = "/causeway/v1/diagnose";
     /// GET with `site`, `client` and `service`: `AccessAnswer`.
     pub const ACCESS: &str = "/causeway/v1/access";
+    /// GET: `PathList`. `gateway=NAME`, which may occur several times, leaves out paths that neither begin nor end there.
+    pub const PATHS: &str = "/causeway/v1/paths";
+    /// GET: `EdgeCacheList`. `gateway=NAME`, which may occur several times, leaves out the other edges.
+    pub const CACHES: &str = "/causeway/v1/caches";
     /// GET: the records of connections and requests, one JSON object per line.
     pub const AUDIT: &str = "/causeway/v1/audit";
     /// GET: the records of administrative calls, one JSON object per line.
@@ -392,6 +396,65 @@ pub struct EdgeFacts {
     pub link: EdgeLinkFacts,
     /// Readiness checks that fail, with the reason.
     pub not_ready: BTreeMap<String, String>,
+    /// `None`: the edge has no copy of the Kubernetes API, or is of an older version.
+    pub kubernetes: Option<EdgeCacheFacts>,
+}
+
+/// The copy of the Kubernetes API at an edge.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EdgeCacheFacts {
+    /// Why the API is not served although it is wanted. `None`: it is served.
+    pub failure: Option<String>,
+    /// The address at which it is served.
+    pub listen: String,
+    /// The link to the cloud is up.
+    pub connected: bool,
+    /// Subscriptions: resources, or parts of them, that the edge keeps.
+    pub resources: usize,
+    /// Those that are not kept current now.
+    pub behind: usize,
+    /// The last word of the cloud about the one that is behind for the longest time. `None`: none is, or one was never complete.
+    pub behind_since: Option<Time>,
+    pub objects: u64,
+    pub bytes: u64,
+    /// Open watches of local clients.
+    pub watchers: usize,
+    /// Writes that wait for the API server, and those that it refused since the edge was started.
+    pub pending_writes: u64,
+    pub refused_writes: u64,
+    /// Pods that would not survive a restart of their node without the cloud.
+    pub pods_at_risk: usize,
+    /// Why the budget of bytes is spent. Empty: it lasts, or there is none.
+    pub budget: String,
+    /// Bytes on the link today.
+    pub link_bytes: u64,
+    /// The subscriptions, those that are behind first; not all of very many.
+    pub subscriptions: Vec<EdgeCacheSubscription>,
+}
+
+/// A resource, or a part of it, of which an edge keeps a copy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EdgeCacheSubscription {
+    /// As in `apps/v1/deployments`.
+    pub resource: String,
+    pub namespace: String,
+    /// Label selector and field selector.
+    pub selector: String,
+    pub objects: u64,
+    pub bytes: u64,
+    pub watchers: usize,
+    /// All objects were received once.
+    pub complete: bool,
+    /// The cloud sends each change.
+    pub live: bool,
+    /// The last word of the cloud.
+    pub last_sync: Option<Time>,
+    /// `cloud` or `edge`; empty: clients use it.
+    pub pinned_by: String,
+    /// Why the API server does not give it.
+    pub refused: Option<String>,
 }
 
 /// The link of an edge to the cloud, as the edge sees it.
@@ -438,6 +501,18 @@ pub struct TunnelPeerFacts {
     pub rtt_us: Option<u64>,
     pub loss_percent: Option<u64>,
     pub mtu: Option<u64>,
+    /// RFC 3339.
+    pub last_handshake: Option<String>,
+    pub sent: TunnelTraffic,
+    pub received: TunnelTraffic,
+}
+
+/// Packets and bytes in one direction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TunnelTraffic {
+    pub packets: u64,
+    pub bytes: u64,
 }
 
 impl Default for TunnelPeerFacts {
@@ -451,6 +526,9 @@ impl Default for TunnelPeerFacts {
             rtt_us: None,
             loss_percent: None,
             mtu: None,
+            last_handshake: None,
+            sent: TunnelTraffic::default(),
+            received: TunnelTraffic::default(),
         }
     }
 }
@@ -516,6 +594,90 @@ pub struct AccessDecision {
     /// The reason of a refusal in one word, as in metrics and the audit, and as a sentence.
     pub refusal: String,
     pub message: String,
+}
+
+/// The paths of packets between gateways, as the gateways tell them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PathList {
+    pub paths: Vec<GatewayPath>,
+    /// Connected gateways that did not tell their paths.
+    pub unanswered: Vec<UnansweredGateway>,
+    /// Gateways that were too many to be asked, and paths that were too many to be sent.
+    pub not_asked: usize,
+    pub not_shown: usize,
+}
+
+/// The path of packets from one gateway to another.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct GatewayPath {
+    pub gateway: String,
+    pub peer: String,
+    /// `direct`, `relayed`, `channel`, or `none` while no packet was sent. A newer gateway may have further words.
+    pub path: String,
+    pub endpoint: Option<String>,
+    /// The gateway that forwards packets of a path that is `relayed`.
+    pub relay: Option<String>,
+    pub rtt_us: Option<u64>,
+    pub loss_percent: Option<u64>,
+    pub mtu: Option<u64>,
+    /// The reason for which packets take no direct path.
+    pub not_direct: Option<String>,
+    /// RFC 3339.
+    pub last_handshake: Option<String>,
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
+}
+
+impl GatewayPath {
+    pub fn new(gateway: &str, peer: String, facts: TunnelPeerFacts) -> GatewayPath {
+        GatewayPath {
+            gateway: gateway.to_owned(),
+            peer,
+            path: facts.path,
+            endpoint: facts.endpoint,
+            relay: facts.relay,
+            rtt_us: facts.rtt_us,
+            loss_percent: facts.loss_percent,
+            mtu: facts.mtu,
+            not_direct: facts.not_direct,
+            last_handshake: facts.last_handshake,
+            sent_bytes: facts.sent.bytes,
+            received_bytes: facts.received.bytes,
+        }
+    }
+}
+
+/// A gateway that did not answer a question of the cloud.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UnansweredGateway {
+    pub gateway: String,
+    pub reason: String,
+}
+
+/// The copies of the Kubernetes API at the edges that are connected.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EdgeCacheList {
+    pub caches: Vec<EdgeCacheOverview>,
+    /// Edges without a copy, or of a version that does not tell of it.
+    pub without: Vec<String>,
+    /// Edges that did not answer.
+    pub unanswered: Vec<UnansweredGateway>,
+    /// Edges that were too many to be asked.
+    pub not_asked: usize,
+}
+
+/// The copy at one edge.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EdgeCacheOverview {
+    pub gateway: String,
+    pub site: String,
+    #[serde(flatten)]
+    pub facts: EdgeCacheFacts,
 }
 
 /// Sites, gateways, exposures and communities with their conditions.

@@ -7,6 +7,7 @@
 pub mod caller_limits;
 pub mod connections;
 pub mod documents;
+mod facts;
 pub mod handle;
 pub mod offline;
 pub mod offline_objects;
@@ -27,7 +28,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use causeway_api::error_chain;
+use causeway_api::management::{EdgeCacheFacts, EdgeCacheSubscription};
+use causeway_api::{Time, error_chain};
 use http::{Method, Response, StatusCode};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -61,6 +63,7 @@ use crate::traffic::{CountingConnector, DayUse, LinkTraffic};
 use crate::upstream::passthrough::SITE_PATH;
 use caller_limits::CallerLimits;
 use connections::{ConnectionTable, OpenConnection, UNPROVED_TIME_MAX};
+use facts::shortened;
 use handle::RequestContext;
 use pass::Passthrough;
 use pod_listener::PodListener;
@@ -549,6 +552,40 @@ impl EdgeApiStatus {
             false if self.pins.contains(scope) => "edge",
             false => "",
         }
+    }
+
+    /// Describes the copy to the cloud: totals, and the subscriptions that fit into an answer.
+    pub fn facts(&self) -> EdgeCacheFacts {
+        let subscriptions = self.context.subscriptions.all().into_iter().map(|collection| {
+            let (scope, stats) = (&collection.scope, collection.stats());
+            let refusal = self.context.subscriptions.refusal(scope);
+            let selectors = [scope.label_selector.as_str(), scope.field_selector.as_str()];
+            let selectors: Vec<&str> = selectors.into_iter().filter(|part| !part.is_empty()).collect();
+            EdgeCacheSubscription {
+                resource: scope.resource.to_string(),
+                namespace: scope.namespace.clone(),
+                selector: shortened(&selectors.join(" ")),
+                objects: stats.objects,
+                bytes: stats.bytes,
+                watchers: collection.watchers.load(Ordering::Relaxed),
+                complete: collection.is_complete(),
+                live: collection.is_live(),
+                last_sync: (stats.synced > 0).then(|| Time::from_second(stats.synced)),
+                pinned_by: self.pinned_by(scope).to_owned(),
+                refused: refusal.map(|status| shortened(&status.message)),
+            }
+        });
+        let totals = EdgeCacheFacts {
+            listen: self.address.to_string(),
+            connected: self.context.pass.is_connected(),
+            pending_writes: self.writes().0,
+            refused_writes: self.writes().1,
+            pods_at_risk: self.pods_at_risk().map_or(0, |pods| pods.len()),
+            budget: self.budget().unwrap_or_default(),
+            link_bytes: self.traffic().today().total(),
+            ..EdgeCacheFacts::default()
+        };
+        facts::summarize(totals, subscriptions.collect())
     }
 
     /// One entry per subscription.

@@ -46,7 +46,8 @@ pub fn authorize(identity: &Identity, wish: &RequestedAccess<'_>) -> Result<(), 
         (Role::Viewer, RequestedAccess::Object { .. }) => Err(AccessDenied("a viewer only reads")),
         // Tokens, certificates and backups are secrets, also for callers that may read every object.
         (Role::Viewer, RequestedAccess::Action { method, path })
-            if **method == Method::GET && matches!(*path, "status" | "access" | "audit") =>
+            if **method == Method::GET
+                && matches!(*path, "status" | "paths" | "caches" | "access" | "audit") =>
         {
             Ok(())
         }
@@ -102,6 +103,11 @@ mod tests {
         check(&Role::Viewer, action(&get, "status"), true);
         check(&Role::Viewer, action(&get, "audit"), true);
         check(&Role::Viewer, action(&get, "access"), true);
+        check(&Role::Viewer, action(&get, "paths"), true);
+        check(&Role::Viewer, action(&get, "caches"), true);
+        check(&gateway, action(&get, "paths"), false);
+        check(&gateway, action(&get, "caches"), false);
+        check(&Role::Unprivileged, action(&get, "paths"), false);
         check(&gateway, action(&get, "access"), false);
         check(&gateway, action(&get, "audit"), false);
         check(&Role::Anonymous, action(&get, "audit"), false);

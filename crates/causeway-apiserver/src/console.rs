@@ -48,6 +48,11 @@ const JAVASCRIPT_FILES: &[ConsoleFile] = &[
     file!("services.js", "text/javascript; charset=utf-8"),
     file!("access.js", "text/javascript; charset=utf-8"),
     file!("audit.js", "text/javascript; charset=utf-8"),
+    file!("caches.js", "text/javascript; charset=utf-8"),
+    file!("path-table.js", "text/javascript; charset=utf-8"),
+    file!("paths.js", "text/javascript; charset=utf-8"),
+    file!("records.js", "text/javascript; charset=utf-8"),
+    file!("traffic.js", "text/javascript; charset=utf-8"),
 ];
 
 const OTHER_FILES: &[ConsoleFile] = &[

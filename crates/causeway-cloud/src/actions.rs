@@ -6,8 +6,11 @@
 mod access;
 mod admin_action;
 mod audit;
+mod caches;
 mod certificates;
 mod diagnose;
+mod gateway_answers;
+mod packet_paths;
 mod probe;
 mod revoked;
 mod status;
@@ -38,6 +41,8 @@ use crate::identity::{Registrar, RotationError, TokenProblem};
 use crate::netmaps::NetmapPublisher;
 use crate::replicas::Fleet;
 
+pub use gateway_answers::GatewayAnswers;
+
 /// Serves the actions of one cloud.
 pub struct CloudActions {
     pub registry: Arc<Registry>,
@@ -48,6 +53,8 @@ pub struct CloudActions {
     /// The cloud's own gateway, which doctor asks as it asks those of edges.
     pub gateway: Gateway,
     pub netmaps: NetmapPublisher,
+    /// The last answers of gateways about their paths and copies.
+    pub answers: GatewayAnswers,
 }
 
 /// The action of a call.
@@ -61,6 +68,8 @@ enum Action<'a> {
     Revoke,
     Status,
     Access,
+    Paths,
+    Caches,
     Audit,
     AdminAudit,
     Backup,
@@ -80,6 +89,8 @@ fn route<'a>(method: &Method, path: &'a str) -> Result<Action<'a>, ActionRefusal
         paths::REVOKE => (Method::POST, Action::Revoke),
         paths::STATUS => (Method::GET, Action::Status),
         paths::ACCESS => (Method::GET, Action::Access),
+        paths::PATHS => (Method::GET, Action::Paths),
+        paths::CACHES => (Method::GET, Action::Caches),
         paths::AUDIT => (Method::GET, Action::Audit),
         paths::ADMIN_AUDIT => (Method::GET, Action::AdminAudit),
         paths::BACKUP => (Method::GET, Action::Backup),
@@ -138,6 +149,8 @@ impl Actions for CloudActions {
                 Action::Revoke => self.revoke(identity, body(&request.body)?).await,
                 Action::Status => json(StatusCode::OK, &self.status(request.query.as_deref()).await?),
                 Action::Access => json(StatusCode::OK, &self.access(request.query.as_deref())?),
+                Action::Paths => json(StatusCode::OK, &self.paths(request.query.as_deref()).await?),
+                Action::Caches => json(StatusCode::OK, &self.caches(request.query.as_deref()).await?),
                 Action::Audit => self.audit(JournalKind::Traffic, request.query.as_deref()).await,
                 Action::AdminAudit => self.audit(JournalKind::Admin, request.query.as_deref()).await,
                 Action::Backup => Ok(self.backup()),
@@ -270,6 +283,10 @@ mod tests {
         check(Method::POST, "status", Err(405));
         check(Method::GET, "access", Ok(Action::Access));
         check(Method::POST, "access", Err(405));
+        check(Method::GET, "paths", Ok(Action::Paths));
+        check(Method::POST, "paths", Err(405));
+        check(Method::GET, "caches", Ok(Action::Caches));
+        check(Method::POST, "caches", Err(405));
         check(Method::GET, "audit", Ok(Action::Audit));
         check(Method::GET, "audit/admin", Ok(Action::AdminAudit));
         check(Method::DELETE, "audit/admin", Err(405));

@@ -83,7 +83,8 @@ impl EdgeDaemon {
         // The gateway opens streams on the link and serves those of the cloud: `CurrentLink` is made before it,
         // the keeper of the link after it.
         let (publisher, link) = LinkPublisher::new(&edge.link_options(config.transports));
-        let role_facts = role_facts(&link, &netmaps, &readiness, edge.identity());
+        let kubernetes_state = KubernetesState::new();
+        let role_facts = role_facts(&link, &netmaps, &readiness, edge.identity(), &kubernetes_state);
         let (drain, own_listeners) = (config.gateway.drain, config.gateway.own_listeners.clone());
         let tunnel_port = config.gateway.tunnel.as_ref().map_or(0, |tunnel| tunnel.listen.port());
         let gateway = gateway::gateway(
@@ -109,7 +110,6 @@ impl EdgeDaemon {
         netmaps.register(&metrics);
         metrics.register(|registry| gateway.register(registry));
         metrics.register(|registry| metrics::register(registry, link.clone(), spool.clone()));
-        let kubernetes_state = KubernetesState::new();
         let shown = kubernetes_state.clone();
         metrics.register(|registry| causeway_apicache::metrics::register(registry, shown.status.subscribe()));
         let mut endpoints =
@@ -343,8 +343,10 @@ fn role_facts(
     netmaps: &NetmapKeeper,
     readiness: &Readiness,
     identity: watch::Receiver<Option<Arc<EdgeIdentity>>>,
+    kubernetes: &KubernetesState,
 ) -> impl Fn() -> Value + Clone + Send + Sync + 'static {
     let (link, netmaps, readiness) = (link.clone(), netmaps.clone(), readiness.clone());
+    let kubernetes = kubernetes.clone();
     move || {
         let checks = readiness.report().checks.into_iter();
         let not_ready: BTreeMap<String, String> =
@@ -362,6 +364,7 @@ fn role_facts(
             "netmap": netmaps.dump(),
             "notReady": not_ready,
             "identity": identity,
+            "kubernetes": kubernetes.facts(),
             "software": SOFTWARE,
             "time": UtcTimestamp(SystemTime::now()).to_string(),
         })

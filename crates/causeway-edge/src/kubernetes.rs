@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use causeway_api::error_chain;
+use causeway_api::management::EdgeCacheFacts;
 use causeway_apicache::connector::{BoxedStream, CloudAway, CloudConnector, ConnectorFuture};
 use causeway_apicache::server::{EdgeApi, EdgeApiOptions, EdgeApiStatus};
 use causeway_channel::link::{StreamHeader, StreamPurpose};
@@ -35,6 +36,17 @@ impl KubernetesState {
     pub fn problems(&self) -> Vec<String> {
         let pods = self.status.borrow().as_ref().and_then(EdgeApiStatus::pods_problem);
         self.failure.borrow().clone().into_iter().chain(pods).collect()
+    }
+
+    /// The part of the facts for the cloud; `None` where no API is wanted.
+    pub fn facts(&self) -> Option<EdgeCacheFacts> {
+        match (&*self.status.borrow(), &*self.failure.borrow()) {
+            (Some(status), _) => Some(status.facts()),
+            (None, Some(failure)) => {
+                Some(EdgeCacheFacts { failure: Some(failure.clone()), ..EdgeCacheFacts::default() })
+            }
+            (None, None) => None,
+        }
     }
 
     /// The part of the dump: null where no API is wanted.

@@ -1,4 +1,5 @@
-//! Answers the questions of `causeway doctor`: what this gateway cannot do, and whether the way to a service works now.
+//! Answers the questions of `causeway doctor` and of the console: what this gateway cannot do, which paths its packets take, and
+//! whether the way to a service works now.
 //!
 //! Questions arrive as streams of purpose `Diagnose`, from the cloud or, about backends, from a gateway to whose site the
 //! service is exposed; the cloud's own gateway is asked directly. Answers are JSON. Nothing is cached: the firewall, the
@@ -54,6 +55,9 @@ const FAR: Duration = Duration::from_secs(8);
 pub enum Question {
     /// Asks for the limitations of this gateway. Only the cloud may ask.
     Facts,
+    /// Asks for the facts that are known without an examination: netmap, tunnel and role. Only the cloud may ask. An older gateway
+    /// refuses it as malformed.
+    Brief,
     /// Asks whether the path from here to the backends of a service works. Only the cloud may ask.
     Path,
     /// Asks whether the backends of a service at this site respond.
@@ -64,13 +68,14 @@ impl Question {
     fn word(self) -> &'static str {
         match self {
             Question::Facts => "facts",
+            Question::Brief => "brief",
             Question::Path => "path",
             Question::Backends => "backends",
         }
     }
 
     fn of(details: &[u8]) -> Option<Question> {
-        [Question::Facts, Question::Path, Question::Backends]
+        [Question::Facts, Question::Brief, Question::Path, Question::Backends]
             .into_iter()
             .find(|question| question.word().as_bytes() == details)
     }
@@ -198,12 +203,19 @@ impl Gateway {
         let neighbours = self.neighbours().borrow().clone();
         let files_max = causeway_daemon::files::max();
         let problems = problems::lines(&self.dns().borrow(), &listening, &neighbours.troubles, files_max);
-        let role = self.diagnostics().role_facts();
-        let tunnel = self.tunnel().map(|tunnel| tunnel.state().borrow().clone());
-        let generation = self.context().view().generation.to_string();
         let connections = Some(self.open_connections());
         let switched_off = self.switched_off().iter().map(|plane| plane.word().to_owned()).collect();
-        Facts { generation, problems, presences, hints, role, switched_off, tunnel, connections }
+        Facts { problems, presences, hints, switched_off, connections, ..self.brief_facts() }
+    }
+
+    /// Returns the facts that are known without an examination, so that they can be asked for often.
+    pub fn brief_facts(&self) -> Facts {
+        Facts {
+            generation: self.context().view().generation.to_string(),
+            role: self.diagnostics().role_facts(),
+            tunnel: self.tunnel().map(|tunnel| tunnel.state().borrow().clone()),
+            ..Facts::default()
+        }
     }
 
     fn open_connections(&self) -> OpenConnections {
@@ -285,7 +297,7 @@ impl Gateway {
         if origin.as_str() != CLOUD {
             return match question {
                 Question::Backends => self.answer_site(origin, &header.target, stream).await,
-                Question::Facts | Question::Path => stream.refuse(ResetCode::NotAllowed),
+                Question::Facts | Question::Brief | Question::Path => stream.refuse(ResetCode::NotAllowed),
             };
         }
         let Ok(_permit) = self.diagnostics().questions.clone().try_acquire_owned() else {
@@ -293,6 +305,7 @@ impl Gateway {
         };
         let answer = match question {
             Question::Facts => serde_json::to_vec(&self.facts().await),
+            Question::Brief => serde_json::to_vec(&self.brief_facts()),
             Question::Path => serde_json::to_vec(&self.path(&header.target).await),
             Question::Backends => {
                 let view = self.context().view();
@@ -433,7 +446,7 @@ mod tests {
 
     #[test]
     fn questions_are_read_as_they_are_written() {
-        for question in [Question::Facts, Question::Path, Question::Backends] {
+        for question in [Question::Facts, Question::Brief, Question::Path, Question::Backends] {
             let header = question.header("web");
             assert_eq!(header.purpose(), Some(StreamPurpose::Diagnose));
             assert_eq!(Question::of(&header.details), Some(question));

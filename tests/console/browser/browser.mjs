@@ -65,7 +65,9 @@ async function serveFromDisk(page) {
   await page.route((url) => url.pathname.startsWith("/console") && url.pathname !== "/console/session", async (route) => {
     const response = await route.fetch();
     const name = new URL(route.request().url()).pathname.replace(/^\/console\/?/, "") || "index.html";
-    await route.fulfill({ response, body: readFileSync(join(folder, name)) });
+    // A file that the program does not have yet.
+    const added = response.ok() ? {} : { status: 200, contentType: "text/javascript; charset=utf-8" };
+    await route.fulfill({ response, body: readFileSync(join(folder, name)), ...added });
   });
 }
 

@@ -51,6 +51,8 @@ pub(super) fn describe(method: &Method, path: &str, body: &[u8]) -> Option<Optio
         | Action::ListCertificates
         | Action::Status
         | Action::Access
+        | Action::Paths
+        | Action::Caches
         | Action::Audit
         | Action::AdminAudit
         | Action::ShowAuthorities

@@ -8,6 +8,7 @@ use std::time::Duration;
 use causeway_api::error_chain;
 use causeway_api::management::DiagnoseRequest;
 use causeway_apiserver::ActionRefusal;
+use causeway_channel::link::StreamHeader;
 use causeway_gateway::diagnose::{self, Question};
 use http::StatusCode;
 use serde_json::Value;
@@ -34,8 +35,18 @@ impl CloudActions {
             Some(service) => Question::Path.header(service),
             None => Question::Facts.header(""),
         };
+        self.ask_gateway(&asked.gateway, header, DEADLINE).await
+    }
+
+    /// Asks an edge, at whatever replica its session is.
+    pub(super) async fn ask_gateway(
+        &self,
+        gateway: &str,
+        header: StreamHeader,
+        deadline: Duration,
+    ) -> Result<Value, ActionRefusal> {
         let asking = async {
-            let stream = match self.fleet.open_stream(&asked.gateway, header).await {
+            let stream = match self.fleet.open_stream(gateway, header).await {
                 Ok(stream) => stream,
                 Err(FleetError::NotAttached { gateway }) => {
                     let message = format!("the gateway {gateway} is not connected");
@@ -49,10 +60,10 @@ impl CloudActions {
             diagnose::read_answer(recv).await.map_err(|why| ActionRefusal::new(StatusCode::BAD_GATEWAY, why))
         };
         let late = || {
-            let message = format!("gateway {} gave no answer within {} s", asked.gateway, DEADLINE.as_secs());
+            let message = format!("gateway {gateway} gave no answer within {} s", deadline.as_secs());
             ActionRefusal::new(StatusCode::GATEWAY_TIMEOUT, message)
         };
-        timeout(DEADLINE, asking).await.unwrap_or_else(|_| Err(late()))
+        timeout(deadline, asking).await.unwrap_or_else(|_| Err(late()))
     }
 }
 
@@ -69,7 +80,8 @@ mod tests {
             "switchedOff": ["layer3"], "connections": {"inbound": 1, "outbound": 2},
             "tunnel": {"device": "d", "listen": "0.0.0.0:7446", "onDemand": true, "troubles": ["t"], "peers": {
                 "rome-1": {"endpoint": "192.0.2.1:7446", "path": "relayed", "relay": "cloud", "carriesNetworks": true,
-                    "notDirect": "n", "rttUs": 9, "lossPercent": 6, "mtu": 1420}}},
+                    "notDirect": "n", "rttUs": 9, "lossPercent": 6, "mtu": 1420, "lastHandshake": "2026-11-19T00:00:00Z",
+                    "sent": {"packets": 3, "bytes": 300}, "received": {"packets": 4, "bytes": 400}}}},
         });
         let sent: Facts = serde_json::from_value(facts.clone()).unwrap();
         let read: GatewayFacts = serde_json::from_value(serde_json::to_value(sent).unwrap()).unwrap();

@@ -43,7 +43,7 @@ impl CloudActions {
         Ok(FleetStatus { gateways, ..FleetStatus::default() })
     }
 
-    async fn all<T: Resource>(&self, kind: Kind) -> Result<Vec<T>, ActionRefusal> {
+    pub(super) async fn all<T: Resource>(&self, kind: Kind) -> Result<Vec<T>, ActionRefusal> {
         let (objects, _) = self.registry.objects(kind).await.map_err(|status| object_refusal(&status))?;
         Ok(objects.into_iter().filter_map(|loaded| T::from_object(loaded.object)).collect())
     }

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 
 use super::listeners::{bind_error, local, own_endpoints};
 use super::{ADDRESSES_FILE, Addresses, Base, CloudConfig, CloudError, Controllers, Traffic};
-use crate::actions::CloudActions;
+use crate::actions::{CloudActions, GatewayAnswers};
 use crate::admin_journal::{self, AdminJournal};
 use crate::aggregated_api::{self, ClusterDelegate, FrontProxyOnly};
 use crate::audit::AuditJournal;
@@ -290,6 +290,7 @@ impl Start {
             journals: traffic.journals.clone(),
             gateway: traffic.gateway.clone(),
             netmaps: traffic.netmaps.clone(),
+            answers: GatewayAnswers::default(),
         };
         ApiServerParts {
             registry: base.registry.clone(),

@@ -34,7 +34,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
     let mut answer = api.get(paths::STATUS).await?;
     let status: FleetStatus = serde_json::from_value(answer.clone())
         .with_context(|| format!("{} did not send the status of the fleet", api.server()))?;
-    let rows = tunnel_paths::ask(&api, &status).await;
+    let rows = tunnel_paths::ask(&api).await;
     if arguments.json {
         // As the cloud sent it, with fields of later versions.
         if let (Some(answer), false) = (answer.as_object_mut(), rows.is_empty()) {

@@ -20,6 +20,7 @@ mod edge_api_kills;
 mod edge_api_parity;
 mod edge_api_random;
 mod edge_api_scale;
+mod edge_caches;
 mod edge_controllers;
 mod edge_kubelet;
 mod edit;

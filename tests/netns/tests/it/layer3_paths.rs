@@ -173,6 +173,16 @@ fn layer3_no_session_is_opened_before_a_host_sends() {
     lab.await_crossing("host-a", "host-b", false);
     let is_carried = || (path(&lab, 0, "edge-b")["path"] == "channel").then_some(());
     wait_for("the edge says that packets take the channel", is_carried).unwrap();
+    // The cloud tells the same, with the reason: `causeway status` asks it.
+    let told = || {
+        let status = lab.cloud.run(&["status", "--json"]).ok()?.json().ok()?;
+        let paths = status["tunnelPaths"].as_array()?.clone();
+        let is_meant = |path: &&Value| path["gateway"] == "edge-a" && path["peer"] == "edge-b";
+        let path = paths.iter().find(is_meant)?;
+        (path["path"] == "channel" && path["notDirect"].is_string() && path["sentBytes"].as_u64()? > 0)
+            .then_some(())
+    };
+    wait_for("the cloud tells that packets take the channel, and why", told).unwrap();
     lab.net.allow("nat-a", Traffic::Udp).unwrap();
     lab.end();
 }

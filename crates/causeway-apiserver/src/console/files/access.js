@@ -8,7 +8,7 @@ import { get, post } from "./api.js";
 import { follow, isLoaded } from "./store.js";
 import { figures, poll } from "./figures.js";
 import { milliseconds } from "./format.js";
-import { OK, UNKNOWN, condition, ofGateway, ofObject } from "./state.js";
+import { OK, UNKNOWN, condition, ofGateway, ofObject, transports, worst } from "./state.js";
 import { badge, link } from "./gateway.js";
 import { policyRow } from "./services.js";
 
@@ -97,25 +97,57 @@ export function access(root, _, who, query) {
     const object = follow("egateways").get(name);
     if (!object) return [`Gateway of ${site}`, { state: "failed", word: "none", why: `no EGateway is at ${site}` }, ""];
     const shown = figures(name);
-    const detail = shown?.transport ? `${shown.transport}, ${milliseconds(shown.rttMs)}, netmap ${shown.generation ?? "–"}` : "";
+    const detail = shown?.transport ? `${transports(shown)}, ${milliseconds(shown.rttMs)}, netmap ${shown.generation ?? "–"}` : "";
     return [["Gateway ", link("gateway", name), ` of ${site}`], ofGateway(object, shown), detail];
+  }
+
+  /** The gateways on the way, and between two edges the cloud, which joins their channels. */
+  function gatewayHops(decisions) {
+    const hops = decisions.map((decision) => gatewayHop(decision.gateway, decision.site));
+    if (decisions.length < 2 || decisions.some((decision) => decision.site === "cloud")) return hops;
+    const cloud = ["Cloud, which joins the channels of both", { state: OK, word: "connected", why: "" }, ""];
+    return [hops[0], cloud, ...hops.slice(1)];
+  }
+
+  /** The EServer of the client: by its name or its address, at this site alone. */
+  function serverOfClient() {
+    const here = follow("eservers").all().filter((server) => server.eSiteName === asked.site);
+    return here.find((server) => server.metadata.name === asked.client) ?? here.find((server) => asked.client !== "" && server.ip === asked.client);
+  }
+
+  /** The exposures that present the service there, as one hop: the address is there when one of them is ready. */
+  function exposureHop() {
+    const exposes = exposesAt();
+    if (exposes.length === 0) return [`Exposure to ${asked.site}`, { state: "failed", word: "not exposed", why: "" }, ""];
+    const states = exposes.map(ofObject);
+    const best = states.find((state) => state.state === OK) ?? states[0];
+    return [`Exposure to ${asked.site}: ${exposes.map((expose) => expose.metadata.name).join(", ")}`, best, exposes.map((expose) => expose.dnsName).filter(Boolean).join(", ")];
+  }
+
+  /** All addresses of the service there: one for each family. */
+  function addressHop(service) {
+    const presences = follow("virtualpresences").all().filter((one) => one.eServiceName === asked.service && one.eSiteName === asked.site);
+    if (presences.length === 0) return [`Address at ${asked.site}`, { state: "failed", word: "no address", why: "" }, ""];
+    const states = presences.map(ofObject);
+    const state = states.find((one) => one.state === worst(states.map((found) => found.state)));
+    const shown = (ip) => (ip.includes(":") ? `[${ip}]:${service.port}` : `${ip}:${service.port}`);
+    return [`Address at ${asked.site}`, state, presences.map((one) => shown(one.virtualIp)).join(", ")];
   }
 
   function renderHops() {
     if (!asked || !isLoaded("egateways", "eservices", "serviceexposes", "virtualpresences", "eservers", "epolicies")) return;
     const service = follow("eservices").get(asked.service);
     if (!service) return replace(hops);
-    const server = follow("eservers").get(asked.client);
-    const presence = follow("virtualpresences").all().find((one) => one.eServiceName === asked.service && one.eSiteName === asked.site);
-    const expose = exposesAt()[0];
+    const server = serverOfClient();
+    // At its own site a service needs neither.
+    const isLocal = service.eSiteName === asked.site && exposesAt().length === 0;
     const backends = condition(service, "BackendsAnswer");
     const backendState = !backends ? { state: UNKNOWN, word: "no report", why: "" }
       : { state: backends.status === "True" ? OK : backends.status === "False" ? "failed" : UNKNOWN, word: backends.reason, why: backends.message };
     const rows = [
-      [`Client ${asked.client || "(unknown host)"}`, server ? ofObject(server) : { state: UNKNOWN, word: "no EServer", why: "counts as a host of its site" }, server?.ip ?? ""],
-      [`Exposure to ${asked.site}`, expose ? ofObject(expose) : { state: "failed", word: "not exposed", why: "" }, expose?.dnsName ?? ""],
-      [`Address at ${asked.site}`, presence ? ofObject(presence) : { state: "failed", word: "no address", why: "" }, presence ? `${presence.virtualIp}:${service.port}` : ""],
-      ...(answer?.decisions ?? []).map((decision) => gatewayHop(decision.gateway, decision.site)),
+      [server ? `Client ${server.metadata.name}` : `Client ${asked.client || "(unknown host)"}`, server ? ofObject(server) : { state: UNKNOWN, word: "no EServer", why: "counts as a host of its site" }, server?.ip ?? ""],
+      ...(isLocal ? [] : [exposureHop(), addressHop(service)]),
+      ...gatewayHops(answer?.decisions ?? []),
       [["Service ", link("service", asked.service)], ofObject(service), `${service.protocol} ${service.port}`],
       ["Backends, as last reported", backendState, ""],
     ];

@@ -1,12 +1,18 @@
-// The audit as it happens: records of connections and requests with filters, and the bytes by service and subject.
+// The audit as it happens: records of connections and requests with filters, and their bytes over time, by service and by subject.
 
 import { field, h, setText } from "./dom.js";
-import { lines, SignedOut } from "./api.js";
 import { bytes, clock, count, visible } from "./format.js";
 import { badge } from "./gateway.js";
-import { bars } from "./plot.js";
+import { bars, plot } from "./plot.js";
+import { followRecords, namesOf } from "./records.js";
+import { DIRECTIONS, MINUTES, SPAN_MS, Traffic } from "./traffic.js";
 
 const ROWS_MAX = 500;
+/** Records from before the page was opened: for the plots more than the rows. */
+const PAST_MAX = 1_000;
+/** Services and subjects that have a row. */
+const NAMES_SHOWN = 8;
+const PLOTS_MS = 1_000;
 const FILTERS = [["site", "Site"], ["gateway", "Gateway"], ["service", "Service"], ["subject", "Subject"]];
 const HEADS = ["Time", "Decision", "Subject", "Service", "Reported by", "Rule or reason", "Request", "Bytes", "End"];
 
@@ -17,24 +23,28 @@ export function audit(root, _, who, query) {
   const pause = h("button", { type: "button", "aria-pressed": "false", onclick: togglePause }, "Pause");
   const told = h("span", { class: "help", role: "status" });
   const body = h("tbody");
-  const services = h("ul", { class: "bars" });
-  const subjects = h("ul", { class: "bars" });
+  const services = h("ul", { class: "bars", "aria-labelledby": "by-service" });
+  const subjects = h("ul", { class: "bars", "aria-labelledby": "by-subject" });
   const form = h("form", { class: "filters", onsubmit(event) { event.preventDefault(); apply(); } },
     FILTERS.map(([name, label]) => field(label, inputs[name])), field("Decision", decision),
     h("button", { type: "submit", class: "primary" }, "Filter"), pause, told);
-  root.replaceChildren(h("h1", null, "Audit"), form,
+  const drawing = plot("Traffic of these records", { words: DIRECTIONS, minutes: MINUTES, waiting: "no record yet" });
+  root.replaceChildren(h("h1", null, "Audit"), form, drawing.element,
+    h("p", { class: "help" }, `The bytes of a connection or request count when it ends. The last ${MINUTES} minutes are shown.`),
     h("div", { class: "columns" },
-      h("section", { class: "panel" }, h("h2", null, "Bytes by service"), services),
-      h("section", { class: "panel" }, h("h2", null, "Bytes by subject"), subjects)),
+      h("section", { class: "panel" }, h("h2", { id: "by-service" }, "Traffic by service"), services),
+      h("section", { class: "panel" }, h("h2", { id: "by-subject" }, "Traffic by subject"), subjects)),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Records, the newest first" },
       h("table", { class: "records" }, h("caption", { class: "hidden" }, "Audit records, the newest first"),
         h("thead", null, h("tr", null, HEADS.map((head) => h("th", { scope: "col" }, head)))), body)));
 
-  let records = [];
+  let shown = 0;
   let waiting = [];
   let paused = false;
-  let running = null;
+  let end = null;
   let scheduled = false;
+  let traffic = new Traffic();
+  let trouble = "";
 
   function apply() {
     const wanted = filters();
@@ -49,33 +59,29 @@ export function audit(root, _, who, query) {
     return wanted;
   }
 
-  async function start() {
-    running?.abort();
-    const own = new AbortController();
-    running = own;
-    records = [];
+  function start() {
+    end?.();
+    shown = 0;
     waiting = [];
+    traffic = new Traffic();
     body.replaceChildren();
-    render();
-    let pauseMs = 500;
-    while (!own.signal.aborted) {
-      try {
-        const wanted = filters();
-        wanted.set("follow", "true");
-        wanted.set("limit", records.length === 0 ? "200" : "1");
-        tell();
-        await lines(`/causeway/v1/audit?${wanted}`, own.signal, take);
-      } catch (error) {
-        if (own.signal.aborted || error instanceof SignedOut) return;
-        setText(told, `interrupted: ${error.message}; trying again`);
-        await new Promise((resolve) => setTimeout(resolve, pauseMs));
-        pauseMs = Math.min(2 * pauseMs, 15_000);
-      }
-    }
+    end = followRecords({
+      filters: filters(),
+      limit: PAST_MAX,
+      take,
+      opened() { setTrouble(""); },
+      interrupted(why) { setTrouble(`interrupted: ${why}; trying again`); },
+    });
+    renderPlots();
+  }
+
+  function setTrouble(text) {
+    trouble = text;
+    tell();
   }
 
   function take(record) {
-    if (!record.time || record.summary) return;
+    traffic.add(record, namesOf(record));
     waiting.push(record);
     if (waiting.length > ROWS_MAX) waiting.shift();
     if (!scheduled) {
@@ -86,30 +92,30 @@ export function audit(root, _, who, query) {
 
   function render() {
     if (paused) return;
-    for (const record of waiting) {
-      records.push(record);
-      body.prepend(row(record));
-    }
+    for (const record of waiting) body.prepend(row(record));
+    shown = Math.min(shown + waiting.length, ROWS_MAX);
     waiting = [];
-    records = records.slice(-ROWS_MAX);
     while (body.childElementCount > ROWS_MAX) body.lastElementChild.remove();
-    bars(services, top("service"), bytes);
-    bars(subjects, top("subject"), bytes);
     tell();
   }
 
-  function tell() {
-    setText(told, `${paused ? "paused" : "live"}, ${count(records.length, "record")}`);
+  function renderPlots() {
+    if (paused || document.hidden) return;
+    const now = Date.now();
+    drawing.update(traffic.history(now));
+    bars(services, top("service", now), bytes, SPAN_MS);
+    bars(subjects, top("subject", now), bytes, SPAN_MS);
   }
 
-  function top(key) {
-    const sums = new Map();
-    // Both gateways of a crossing record it; the client's gateway counts.
-    for (const record of records.filter((found) => !found.clientSite || found.clientSite === found.site)) {
-      const name = record[key] ? visible(record[key]) : `unknown host at ${visible(record.clientSite || record.site)}`;
-      sums.set(name, (sums.get(name) ?? 0) + record.sentBytes + record.receivedBytes);
-    }
-    return [...sums].sort((one, other) => other[1] - one[1]).slice(0, 5);
+  /** A name leads to the records of that service or subject alone; a host without a name cannot be asked for. */
+  function top(key, now) {
+    const href = (name) => `#/audit?${new URLSearchParams({ ...Object.fromEntries(filters()), [key]: name })}`;
+    const isName = (name) => !/[ –]/.test(name);
+    return traffic.top(key, NAMES_SHOWN, now).map((row) => ({ ...row, name: visible(row.name), href: isName(row.name) ? href(row.name) : null }));
+  }
+
+  function tell() {
+    setText(told, trouble || `${paused ? "paused" : "live"}, ${count(shown, "record")}`);
   }
 
   function togglePause() {
@@ -118,10 +124,18 @@ export function audit(root, _, who, query) {
     setText(pause, paused ? "Continue" : "Pause");
     tell();
     render();
+    renderPlots();
   }
 
   start();
-  return { update() {}, destroy: () => running?.abort() };
+  const plots = setInterval(renderPlots, PLOTS_MS);
+  return {
+    update() {},
+    destroy() {
+      clearInterval(plots);
+      end?.();
+    },
+  };
 }
 
 function row(record) {

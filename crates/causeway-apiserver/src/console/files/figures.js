@@ -1,6 +1,7 @@
 // Figures that move fast: transport, round trip and bytes of gateways, asked for every two seconds.
 //
-// Only for gateways that the visible page shows, and only while the page is visible. Rates and plots come from the samples.
+// Only for gateways that the visible page shows, and only while the page is visible. Rates and plots come from the samples. Figures of a
+// gateway that is no longer asked for are soon not shown any more: its conditions, which are watched, say then how it is.
 
 import { get } from "./api.js";
 
@@ -13,19 +14,23 @@ const SAMPLES_MAX = 150;
 const ALL_MAX = 200;
 /** Names in one question; more would make the address too long. */
 const NAMES_MAX = 100;
+/** Older figures are not shown: some questions may fail before. */
+const FRESH_MS = 10_000;
 
 const known = new Map();
 let wanted = null;
 let timer = null;
 let running = null;
 
-/** The last answer about a gateway. */
+/** The last answer about a gateway, unless it is old. */
 export function figures(gateway) {
-  return known.get(gateway)?.latest;
+  const entry = known.get(gateway);
+  return entry && Date.now() - entry.at <= FRESH_MS ? entry.latest : undefined;
 }
 
 /** Bytes per second to and from a gateway, of the last two samples. */
 export function rates(gateway) {
+  if (!figures(gateway)) return undefined;
   const points = history(gateway);
   return points.length === 0 ? undefined : points[points.length - 1];
 }
@@ -62,6 +67,7 @@ export function historyOf(gateways) {
 function take(overview, at) {
   const entry = known.get(overview.name) ?? { samples: [] };
   entry.latest = overview;
+  entry.at = at;
   if (overview.connected) {
     entry.samples.push({ at, sent: overview.sentBytes, received: overview.receivedBytes });
     if (entry.samples.length > SAMPLES_MAX) entry.samples.shift();
@@ -69,16 +75,24 @@ function take(overview, at) {
   known.set(overview.name, entry);
 }
 
+/** True if all gateways of a fleet of this size are asked for, not only those in view. */
+export function isAllAsked(fleetSize) {
+  return fleetSize <= ALL_MAX;
+}
+
 async function ask() {
-  const names = wanted.names();
+  const { names: wantedNames, fleetSize, isExact, update } = wanted;
+  const { signal } = running;
+  const names = wantedNames();
   if (names.length === 0) return SOON_MS;
-  const query = wanted.fleetSize() <= ALL_MAX && !wanted.isExact
-    ? ""
-    : names.slice(0, NAMES_MAX).map((name) => `&gateway=${encodeURIComponent(name)}`).join("");
-  const answer = await get(`/causeway/v1/status?show=gateways${query}`, running.signal);
-  const at = Date.now();
-  for (const overview of answer.gateways) take(overview, at);
-  wanted?.update();
+  const isAll = isAllAsked(fleetSize()) && !isExact;
+  for (let at = 0; at === 0 || (at < names.length && !isAll); at += NAMES_MAX) {
+    const query = isAll ? "" : names.slice(at, at + NAMES_MAX).map((name) => `&gateway=${encodeURIComponent(name)}`).join("");
+    const answer = await get(`/causeway/v1/status?show=gateways${query}`, signal);
+    const now = Date.now();
+    for (const overview of answer.gateways) take(overview, now);
+  }
+  if (!signal.aborted) update();
   return PERIOD_MS;
 }
 
@@ -90,7 +104,8 @@ async function tick() {
     try {
       pause = await ask();
     } catch {
-      // Said by the watches, which fail too; the next tick tries again.
+      // The bar says that the server does not answer. Figures that are old by now disappear; the next tick tries again.
+      if (own === running) wanted?.update();
     }
   }
   if (own === running && !own.signal.aborted) timer = setTimeout(tick, pause);

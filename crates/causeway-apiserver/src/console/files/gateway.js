@@ -5,7 +5,9 @@ import { patch, post } from "./api.js";
 import { follow, isLoaded } from "./store.js";
 import { figures, history, poll } from "./figures.js";
 import { ago, bytes, count, milliseconds, until } from "./format.js";
-import { ofGateway } from "./state.js";
+import { isPlainWireGuard, ofGateway, transports } from "./state.js";
+import { pollPaths } from "./paths.js";
+import { pathTable } from "./path-table.js";
 import { plot } from "./plot.js";
 
 export function link(kind, name) {
@@ -31,8 +33,9 @@ export function gateway(root, name, who) {
   const actions = h("div", { class: "buttons", hidden: who.role !== "admin" });
   const drawing = plot("Traffic");
   const channel = h("section", { class: "panel", "aria-label": "Channel and identity" });
+  const pathBox = h("section", { class: "panel", hidden: true, "aria-labelledby": "gateway-paths" });
   const rest = h("div");
-  root.replaceChildren(head, actions, outcome, channel, drawing.element, rest);
+  root.replaceChildren(head, actions, outcome, channel, drawing.element, pathBox, rest);
   const object = () => follow("egateways").get(name);
   const isDrained = () => object()?.drain === true;
 
@@ -40,7 +43,7 @@ export function gateway(root, name, who) {
     const now = object();
     if (!now) return;
     const shown = figures(name);
-    const state = ofGateway(now, shown);
+    const state = ofGateway(now, shown, polled.known().paths);
     replace(head, h("p", { class: "trail" }, h("a", { href: "#/map" }, "Map"), " / ", link("site", now.eSiteName)),
       h("h1", null, `Gateway ${name} `, badge(state)),
       state.why && h("p", { class: "why" }, state.why));
@@ -50,7 +53,9 @@ export function gateway(root, name, who) {
       ["Address as seen", shown?.address],
       ["Address in its site", now.ip],
       ["Version", shown?.software],
-      ["Transport", shown?.transport],
+      ["WireGuard key", isPlainWireGuard(now) ? now.publicKey : ""],
+      ["WireGuard address", isPlainWireGuard(now) ? now.endpoint : ""],
+      ["Transport", transports(shown)],
       ["Round trip", shown?.rttMs != null ? milliseconds(shown.rttMs) : ""],
       ["Sent to it", shown?.connected ? bytes(shown.sentBytes) : ""],
       ["Received from it", shown?.connected ? bytes(shown.receivedBytes) : ""],
@@ -81,8 +86,15 @@ export function gateway(root, name, who) {
     }
     renderFigures();
     setText(drain, isDrained() ? "End drain" : "Drain");
-    revoke.disabled = drain.disabled = name === "cloud";
+    revoke.disabled = drain.disabled = name === "cloud" || isPlainWireGuard(now);
     replace(rest, conditions(now));
+  }
+
+  function renderPaths() {
+    const paths = polled.known().paths.filter((path) => path.gateway === name || path.peer === name);
+    pathBox.hidden = paths.length === 0;
+    replace(pathBox, h("h2", { id: "gateway-paths" }, "Paths of packets"), pathTable(paths));
+    renderFigures();
   }
 
   async function act(what, call) {
@@ -132,7 +144,14 @@ export function gateway(root, name, who) {
   }, "Drain");
   actions.append(drain, revoke);
 
+  const polled = pollPaths({ names: () => [name], update: renderPaths });
   render();
   const end = poll({ names: () => [name], fleetSize: () => follow("egateways").all().length, update: renderFigures, isExact: true });
-  return { update: render, destroy: end };
+  return {
+    update: render,
+    destroy() {
+      end();
+      polled.end();
+    },
+  };
 }

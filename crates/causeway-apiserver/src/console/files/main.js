@@ -1,7 +1,8 @@
 // The frame: sign-in, pages by the address after #, the bar at the top.
 
 import { h, replace, setText } from "./dom.js";
-import { onSignedOut, session } from "./api.js";
+import { onSignedOut, quietMs, session, silentSince } from "./api.js";
+import { clock } from "./format.js";
 import * as store from "./store.js";
 import * as figures from "./figures.js";
 import { signIn } from "./sign-in.js";
@@ -11,12 +12,15 @@ import { gateway } from "./gateway.js";
 import { service, services } from "./services.js";
 import { access } from "./access.js";
 import { audit } from "./audit.js";
+import { caches } from "./caches.js";
 
-const PAGES = { map, site, gateway, services, service, access, audit };
-const LINKS = [["map", "Map"], ["services", "Services"], ["access", "Access"], ["audit", "Audit"]];
+const PAGES = { map, site, gateway, services, service, access, audit, caches };
+const LINKS = [["map", "Map"], ["services", "Services"], ["access", "Access"], ["audit", "Audit"], ["caches", "Caches"]];
 const ENDED = "Your sign-in has ended. Sign in again.";
 /** Well below the time after which the server ends an idle session. */
 const KEEP_MS = 4 * 60_000;
+/** A visible page that has heard nothing for this long asks whether the server is still there. */
+const HEARTBEAT_MS = 4_000;
 const UNDER = { site: "map", gateway: "map", service: "services" };
 
 const content = document.getElementById("content");
@@ -45,9 +49,10 @@ function show() {
 }
 
 function tell() {
+  const since = silentSince();
   const isLive = store.isLive();
-  live.dataset.state = isLive ? "ok" : "warning";
-  setText(live, isLive ? "live" : "connecting…");
+  live.dataset.state = isLive && !since ? "ok" : "warning";
+  setText(live, since ? `no answer since ${clock(since)}` : isLive ? "live" : "connecting…");
 }
 
 /** Ends everything that asks the server, so that no call is made with a session that has ended. */
@@ -107,6 +112,13 @@ setInterval(async () => {
   const identity = await session.show().catch(() => who);
   if (!identity && who) askForSignIn(ENDED);
 }, KEEP_MS);
+
+// Watches may be quiet for a minute, also over a connection that is dead at its other end. A short call shows which of both it is.
+setInterval(() => {
+  if (!who) return;
+  tell();
+  if (!document.hidden && quietMs() > HEARTBEAT_MS) session.show().catch(() => null).then(tell);
+}, HEARTBEAT_MS / 2);
 
 try {
   const identity = await session.show();

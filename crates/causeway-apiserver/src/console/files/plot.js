@@ -3,17 +3,19 @@
 import { h, svg, replace, setText } from "./dom.js";
 import { rate } from "./format.js";
 
-function points(values, width, height, top, count) {
-  const step = width / Math.max(1, count - 1);
-  const offset = width - (values.length - 1) * step;
-  return values.map((value, index) => `${(offset + index * step).toFixed(1)},${(height - (value / top) * height).toFixed(1)}`).join(" ");
+/** Places values by their time: the newest sample of all is at the right end, `spanMs` before it at the left one. */
+function points(history, key, width, height, top, spanMs) {
+  const end = history[history.length - 1]?.at;
+  return history.map((point) => `${(width - ((end - point.at) / spanMs) * width).toFixed(1)},${(height - (point[key] / top) * height).toFixed(1)}`).join(" ");
 }
+
+const within = (history, spanMs) => history.filter((point) => history[history.length - 1].at - point.at <= spanMs);
 
 const peak = (history) => Math.max(1, ...history.map((point) => Math.max(point.sent, point.received)));
 
 /** A sparkline of both directions; `update(history)` draws it again. */
-export function sparkline(label) {
-  const [width, height, count] = [120, 22, 60];
+export function sparkline(label, spanMs = 120_000) {
+  const [width, height] = [120, 22];
   const sent = svg("polyline", { class: "line sent" });
   const received = svg("polyline", { class: "line received" });
   const element = svg("svg", { class: "spark", viewBox: `0 -1 ${width} ${height + 2}`, "aria-hidden": "true", preserveAspectRatio: "none" }, sent, received);
@@ -21,17 +23,20 @@ export function sparkline(label) {
   return {
     element,
     update(history) {
-      const shown = history.slice(-count);
+      const shown = within(history, spanMs);
       const top = peak(shown);
-      sent.setAttribute("points", points(shown.map((point) => point.sent), width, height, top, count));
-      received.setAttribute("points", points(shown.map((point) => point.received), width, height, top, count));
+      sent.setAttribute("points", points(shown, "sent", width, height, top, spanMs));
+      received.setAttribute("points", points(shown, "received", width, height, top, spanMs));
     },
   };
 }
 
-/** A plot of the last five minutes with a scale, a legend and a text for screen readers. */
-export function plot(title) {
-  const [width, height, count] = [600, 120, 150];
+const OF_SITES = { sent: "to the site", received: "from the site" };
+
+/** A plot of the last minutes with a scale, a legend and a text for screen readers. `words` name the two directions. */
+export function plot(title, { words = OF_SITES, minutes = 5, waiting = "collecting samples" } = {}) {
+  const [width, height] = [600, 120];
+  const spanMs = minutes * 60_000;
   const sent = svg("polyline", { class: "line sent" });
   const received = svg("polyline", { class: "line received" });
   const grid = [0, 0.5, 1].map((part) => svg("line", { class: "grid", x1: 0, x2: width, y1: height * part, y2: height * part }));
@@ -41,31 +46,36 @@ export function plot(title) {
   const element = h("figure", { class: "plot-box" },
     h("figcaption", null,
       h("span", null, title), top,
-      h("span", { class: "legend sent" }, "to the site ", now[0]),
-      h("span", { class: "legend received" }, "from the site ", now[1])),
+      h("span", { class: "legend sent" }, `${words.sent} `, now[0]),
+      h("span", { class: "legend received" }, `${words.received} `, now[1])),
     drawing,
-    h("p", { class: "axis" }, h("span", null, "5 min ago"), h("span", null, "now")));
+    h("p", { class: "axis" }, h("span", null, `${minutes} min ago`), h("span", null, "now")));
   return {
     element,
     update(history) {
-      const shown = history.slice(-count);
+      const shown = within(history, spanMs);
       const highest = peak(shown);
-      sent.setAttribute("points", points(shown.map((point) => point.sent), width, height, highest, count));
-      received.setAttribute("points", points(shown.map((point) => point.received), width, height, highest, count));
+      sent.setAttribute("points", points(shown, "sent", width, height, highest, spanMs));
+      received.setAttribute("points", points(shown, "received", width, height, highest, spanMs));
       const last = shown[shown.length - 1];
-      setText(top, shown.length ? `top of the scale: ${rate(highest)}` : "collecting samples");
+      setText(top, shown.length ? `top of the scale: ${rate(highest)}` : waiting);
       setText(now[0], rate(last?.sent));
       setText(now[1], rate(last?.received));
-      drawing.setAttribute("aria-label", `${title}: ${rate(last?.sent)} to the site, ${rate(last?.received)} from the site`);
+      drawing.setAttribute("aria-label", `${title}: ${rate(last?.sent)} ${words.sent}, ${rate(last?.received)} ${words.received}`);
     },
   };
 }
 
-/** Bars of names and byte counts, the largest first. */
-export function bars(element, rows, format) {
-  const top = Math.max(1, ...rows.map(([, value]) => value));
-  replace(element, rows.map(([name, value]) => h("li", null,
-    h("span", { class: "bar-name" }, name),
-    h("meter", { min: 0, max: top, value, "aria-label": `${name}: ${format(value)}` }),
-    h("span", { class: "number" }, format(value)))));
+/** A row for each name: its total as a bar, and its traffic over time. `rows` are `{name, href, total, history}`, the largest first. */
+export function bars(element, rows, format, spanMs) {
+  const top = Math.max(1, ...rows.map((row) => row.total));
+  replace(element, rows.map(({ name, href, total, history }) => {
+    const spark = sparkline(name, spanMs);
+    spark.update(history);
+    return h("li", null,
+      h(href ? "a" : "span", { class: "bar-name", href }, name),
+      h("meter", { min: 0, max: top, value: total, "aria-label": `${name}: ${format(total)}` }),
+      spark.element,
+      h("span", { class: "number" }, format(total)));
+  }));
 }

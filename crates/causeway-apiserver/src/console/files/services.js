@@ -2,12 +2,19 @@
 
 import { facts, field, h, replace, setText, table } from "./dom.js";
 import { follow, isLoaded } from "./store.js";
-import { count } from "./format.js";
+import { bytes, count, visible } from "./format.js";
 import { ofObject } from "./state.js";
 import { badge, conditions, link } from "./gateway.js";
+import { bars, plot } from "./plot.js";
+import { followRecords, namesOf } from "./records.js";
+import { DIRECTIONS, MINUTES, SPAN_MS, Traffic } from "./traffic.js";
 
 /** Rows that are shown at once; more on demand. */
 const ROWS = 200;
+/** Records from before the page was opened, for its plots. */
+const PAST_MAX = 1_000;
+const SUBJECTS_SHOWN = 8;
+const PLOTS_MS = 1_000;
 
 /** Presences by service, made once per change. */
 function presencesByService() {
@@ -81,13 +88,31 @@ function presentAt(exposes, presences) {
 
 export function service(root, name) {
   const box = h("div");
-  root.replaceChildren(box);
+  const rest = h("div");
+  const drawing = plot("Traffic", { words: DIRECTIONS, minutes: MINUTES, waiting: "no record yet" });
+  const subjects = h("ul", { class: "bars", "aria-labelledby": "service-subjects" });
+  const charts = h("div", null, drawing.element,
+    h("section", { class: "panel" }, h("h2", { id: "service-subjects" }, "Traffic by subject"), subjects,
+      h("p", { class: "help" }, "From audit records: the bytes of a connection or request count when it ends. ",
+        h("a", { href: `#/audit?${new URLSearchParams({ service: name })}` }, "The records"))));
+  root.replaceChildren(box, charts, rest);
+  const traffic = new Traffic();
+  const end = followRecords({ filters: { service: name }, limit: PAST_MAX, take: (record) => traffic.add(record, namesOf(record)) });
+
+  function renderPlots() {
+    if (document.hidden) return;
+    const now = Date.now();
+    drawing.update(traffic.history(now));
+    const href = (subject) => (subject.includes(" ") ? null : `#/audit?${new URLSearchParams({ service: name, subject })}`);
+    bars(subjects, traffic.top("subject", SUBJECTS_SHOWN, now).map((row) => ({ ...row, name: visible(row.name), href: href(row.name) })), bytes, SPAN_MS);
+  }
 
   function render() {
     if (!isLoaded("eservices", "serviceexposes", "virtualpresences", "epolicies")) return;
     const object = follow("eservices").get(name);
     if (!object) {
       replace(box, h("h1", null, `Service ${name}`), h("p", null, "It does not exist, or was deleted."));
+      replace(rest);
       return;
     }
     const exposes = follow("serviceexposes").all().filter((expose) => expose.eServiceName === name);
@@ -99,7 +124,8 @@ export function service(root, name) {
       h("p", { class: "trail" }, h("a", { href: "#/services" }, "Services")),
       h("h1", null, `Service ${name} `, badge(ofObject(object))),
       facts([["Runs at", link("site", object.eSiteName)], ["Protocol", `${object.protocol}, port ${object.port}`], ["Backends", backends],
-        ["DNS names", exposes.map((expose) => expose.dnsName).filter(Boolean).join(", ")]]),
+        ["DNS names", exposes.map((expose) => expose.dnsName).filter(Boolean).join(", ")]]));
+    replace(rest,
       h("section", { class: "panel" }, h("h2", null, "Present at"),
         table("Present at", ["Site", "Address", "State", "Access"], sites.map((site) => {
           const there = presences.filter((presence) => presence.eSiteName === site);
@@ -113,7 +139,15 @@ export function service(root, name) {
   }
 
   render();
-  return { update: render, destroy() {} };
+  renderPlots();
+  const plots = setInterval(renderPlots, PLOTS_MS);
+  return {
+    update: render,
+    destroy() {
+      clearInterval(plots);
+      end();
+    },
+  };
 }
 
 export function policyRow(name) {

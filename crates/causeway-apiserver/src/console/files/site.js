@@ -1,10 +1,12 @@
-// One site: its gateways, its traffic, the services that run there and those that are presented there.
+// One site: its gateways, its traffic, the paths of its packets, the services that run there and those that are presented there.
 
 import { h, facts, replace, table } from "./dom.js";
 import { follow, isLoaded } from "./store.js";
 import { figures, historyOf, poll } from "./figures.js";
 import { bytes, milliseconds } from "./format.js";
-import { ofGateway, ofObject, ofSite } from "./state.js";
+import { ofGateway, ofObject, ofSite, transports } from "./state.js";
+import { pollPaths } from "./paths.js";
+import { pathTable } from "./path-table.js";
 import { badge, conditions, link } from "./gateway.js";
 import { plot } from "./plot.js";
 
@@ -12,26 +14,38 @@ export function site(root, name) {
   const head = h("div");
   const drawing = plot("Traffic");
   const gatewayBox = h("section", { class: "panel", "aria-labelledby": "site-gateways" });
+  const pathBox = h("section", { class: "panel", hidden: true, "aria-labelledby": "site-paths" });
   const rest = h("div");
-  root.replaceChildren(head, drawing.element, gatewayBox, rest);
+  root.replaceChildren(head, drawing.element, gatewayBox, pathBox, rest);
   const gateways = () => follow("egateways").all().filter((gateway) => gateway.eSiteName === name);
+
+  const names = () => gateways().map((gateway) => gateway.metadata.name);
+  const stateOfGateway = (gateway) => ofGateway(gateway, figures(gateway.metadata.name), polled.known().paths);
+
+  function renderPaths() {
+    const own = new Set(names());
+    const paths = polled.known().paths.filter((path) => own.has(path.gateway) || own.has(path.peer));
+    pathBox.hidden = paths.length === 0;
+    replace(pathBox, h("h2", { id: "site-paths" }, "Paths of packets"), pathTable(paths));
+    renderGateways();
+  }
 
   function renderGateways() {
     const rows = gateways().map((gateway) => {
       const shown = figures(gateway.metadata.name);
-      const state = ofGateway(gateway, shown);
-      return [link("gateway", gateway.metadata.name), [badge(state), state.why ? ` ${state.why}` : ""], shown?.transport ?? "–",
+      const state = stateOfGateway(gateway);
+      return [link("gateway", gateway.metadata.name), [badge(state), state.why ? ` ${state.why}` : ""], transports(shown) ?? "–",
         milliseconds(shown?.rttMs), bytes(shown?.sentBytes), bytes(shown?.receivedBytes), shown?.address ?? "–", shown?.software ?? "–"];
     });
     replace(gatewayBox, h("h2", { id: "site-gateways" }, "Gateways"),
       table("Gateways", ["Gateway", "State", "Transport", "Round trip", "Sent", "Received", "Seen from", "Version"], rows, "No gateway is at this site."));
-    drawing.update(historyOf(gateways().map((gateway) => gateway.metadata.name)));
+    drawing.update(historyOf(names()));
   }
 
   function render() {
     if (!isLoaded("esites", "egateways")) return;
     const object = follow("esites").get(name);
-    const state = ofSite(gateways().map((gateway) => ofGateway(gateway, figures(gateway.metadata.name))));
+    const state = ofSite(gateways().map(stateOfGateway));
     replace(head, h("p", { class: "trail" }, h("a", { href: "#/map" }, "Map")),
       h("h1", null, `Site ${name} `, object ? badge(state) : badge({ state: "failed", word: "deleted" })),
       object && facts([["Networks", object.subnets?.join(", ")], ["Labels", labels(object)]]));
@@ -49,14 +63,21 @@ export function site(root, name) {
       object && conditions(object));
   }
 
+  const polled = pollPaths({ names, update: renderPaths });
   render();
   const end = poll({
-    names: () => gateways().map((gateway) => gateway.metadata.name),
+    names,
     fleetSize: () => follow("egateways").all().length,
     update: renderGateways,
     isExact: true,
   });
-  return { update: render, destroy: end };
+  return {
+    update: render,
+    destroy() {
+      end();
+      polled.end();
+    },
+  };
 }
 
 function stateOf(object) {

@@ -1,13 +1,15 @@
 // The objects of the fleet, live: one list and one watch for each kind that a page has asked for.
 //
-// Listeners are called at most five times a second, after any number of changes. A watch that breaks off resumes where it was;
-// when the server no longer has that revision, the kind is listed again.
+// Listeners are called at most five times a second, after any number of changes. A watch that breaks off, or in which the server is
+// silent for longer than it ever is, resumes where it was; when the server no longer has that revision, the kind is listed again.
 
 import { get, lines, SignedOut } from "./api.js";
 
 const ROOT = "/apis/causeway.io/v1";
 const PAUSE_MIN_MS = 500;
 const PAUSE_MAX_MS = 15_000;
+/** The server sends a bookmark at least every 66 seconds, however quiet the fleet is. */
+const SILENCE_MS = 90_000;
 /** Between two calls of the listeners: a page with a thousand sites takes some milliseconds to look at all of them. */
 const TELL_MS = 200;
 
@@ -76,12 +78,15 @@ class Collection {
   async watch(revision, signal) {
     let last = revision;
     const query = `watch=true&allowWatchBookmarks=true&resourceVersion=${encodeURIComponent(revision)}`;
-    await lines(`${ROOT}/${this.plural}?${query}`, signal, ({ type, object }) => {
+    const opened = () => {
+      this.isLive = true;
+      changed();
+    };
+    const take = ({ type, object }) => {
       if (type === "ERROR") {
         last = null;
         return;
       }
-      this.isLive = true;
       last = object.metadata.resourceVersion;
       if (type === "BOOKMARK") return;
       if (type === "DELETED") {
@@ -91,7 +96,8 @@ class Collection {
         this.put(object);
       }
       changed();
-    });
+    };
+    await lines(`${ROOT}/${this.plural}?${query}`, { signal, silenceMs: SILENCE_MS, opened, take });
     return last;
   }
 }

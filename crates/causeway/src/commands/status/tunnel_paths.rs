@@ -1,76 +1,48 @@
-//! The layer 3 paths of the fleet, for `causeway status`: asks the gateways of communities, and makes rows of their answers.
+//! The layer 3 paths of the fleet, for `causeway status`: asks the cloud for them and makes rows.
 
-use std::collections::BTreeSet;
-
-use causeway_api::management::{DiagnoseRequest, FleetStatus, GatewayFacts, TunnelFacts, paths};
-use futures_util::{StreamExt, stream};
-use serde::Serialize;
+use causeway_api::management::{GatewayPath, PathList, UnansweredGateway, paths};
 
 use crate::client::ApiClient;
-use crate::output::TextTable;
+use crate::output::{self, TextTable};
 
-/// Gateways that are asked; `causeway doctor SITE SITE` asks those of two sites, however many there are.
-const GATEWAYS_MAX: usize = 64;
-const AT_ONCE: usize = 16;
-
-/// The path that packets take from one gateway to another.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct TunnelPathRow {
-    pub gateway: String,
-    pub peer: String,
-    /// `direct`, `relayed`, `channel`, or `none` while no packet was sent.
-    pub path: String,
-    pub endpoint: Option<String>,
-    /// The gateway that forwards packets of a path that is `relayed`.
-    pub relay: Option<String>,
-    pub rtt_us: Option<u64>,
-    pub loss_percent: Option<u64>,
-    pub mtu: Option<u64>,
-    pub not_direct: Option<String>,
+/// Asks for the paths. A cloud from before there was such a call tells none: the reason is a note on standard error.
+pub async fn ask(api: &ApiClient) -> Vec<GatewayPath> {
+    let answer = api.get(paths::PATHS).await.map_err(|error| error.to_string());
+    let list = answer
+        .and_then(|answer| serde_json::from_value::<PathList>(answer).map_err(|error| error.to_string()));
+    match list {
+        Ok(list) => {
+            notes(&list).iter().for_each(|note| output::note(note));
+            list.paths
+        }
+        Err(why) => {
+            output::note(&format!("the paths of packets are not shown: {}", output::plain(&why)));
+            Vec::new()
+        }
+    }
 }
 
-/// Asks the connected gateways of communities. One that does not answer has no rows: the table of gateways has it.
-pub async fn ask(api: &ApiClient, status: &FleetStatus) -> Vec<TunnelPathRow> {
-    let answers = stream::iter(to_ask(status)).map(|gateway| async move {
-        let request = DiagnoseRequest { gateway: gateway.clone(), service: None };
-        let answer = api.post(paths::DIAGNOSE, &request).await.ok();
-        let facts = answer.and_then(|answer| serde_json::from_value::<GatewayFacts>(answer).ok());
-        facts.and_then(|facts| facts.tunnel).map(|tunnel| rows(&gateway, tunnel)).unwrap_or_default()
-    });
-    answers.buffered(AT_ONCE).concat().await
-}
-
-/// Returns the gateways whose site is a member of a community.
-fn to_ask(status: &FleetStatus) -> Vec<String> {
-    let members: BTreeSet<&String> = status.communities.iter().flat_map(|found| &found.members).collect();
-    let connected = status.gateways.iter().filter(|gateway| {
-        members.contains(&gateway.site) && (gateway.stats.connected || gateway.site == "cloud")
-    });
-    connected.map(|gateway| gateway.name.clone()).take(GATEWAYS_MAX).collect()
-}
-
-/// Makes rows of the tunnel's state as a gateway describes it. A peer without networks and traffic, as the cloud is for
-/// gateways that only ask it for their address, has none.
-fn rows(gateway: &str, tunnel: TunnelFacts) -> Vec<TunnelPathRow> {
-    let peers = tunnel.peers.into_iter().filter(|(_, peer)| peer.carries_networks);
-    peers
-        .map(|(name, peer)| TunnelPathRow {
-            gateway: gateway.to_owned(),
-            peer: name,
-            path: peer.path,
-            endpoint: peer.endpoint,
-            relay: peer.relay,
-            rtt_us: peer.rtt_us,
-            loss_percent: peer.loss_percent,
-            mtu: peer.mtu,
-            not_direct: peer.not_direct,
-        })
-        .collect()
+/// The gateways and paths that have no row, as sentences.
+fn notes(list: &PathList) -> Vec<String> {
+    let line = |one: &UnansweredGateway| {
+        format!(
+            "gateway {} did not tell its paths: {}",
+            output::plain(&one.gateway),
+            output::plain(&one.reason)
+        )
+    };
+    let mut notes: Vec<String> = list.unanswered.iter().map(line).collect();
+    if list.not_asked > 0 {
+        notes.push(format!("{} more gateways were not asked for their paths", list.not_asked));
+    }
+    if list.not_shown > 0 {
+        notes.push(format!("{} more paths are not shown", list.not_shown));
+    }
+    notes
 }
 
 /// The rows as a table.
-pub fn table(rows: &[TunnelPathRow]) -> TextTable {
+pub fn table(rows: &[GatewayPath]) -> TextTable {
     let mut table = TextTable::new(&["FROM", "TO", "PATH", "RTT", "LOSS", "MTU", "WHY NOT DIRECT"]);
     for row in rows {
         let path = match (row.path.as_str(), &row.endpoint, &row.relay) {
@@ -98,29 +70,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_are_asked_and_their_paths_are_rows() {
-        let status = json!({
-            "gateways": [
-                {"name": "oslo-1", "site": "oslo", "connected": true},
-                {"name": "rome-1", "site": "rome", "connected": false},
-                {"name": "bonn-1", "site": "bonn", "connected": true},
-                {"name": "cloud", "site": "cloud", "connected": false},
+    fn paths_are_rows_and_what_is_missing_is_told() {
+        let list: PathList = serde_json::from_value(json!({
+            "paths": [
+                {"gateway": "oslo-1", "peer": "bern-1", "path": "direct", "endpoint": "192.0.2.1:7446", "rttUs": 900, "mtu": 1400, "lossPercent": 6},
+                {"gateway": "oslo-1", "peer": "paris-1", "path": "relayed", "relay": "cloud", "rttUs": 2000, "mtu": 1376, "lossPercent": 0},
+                {"gateway": "oslo-1", "peer": "rome-1", "path": "channel", "rttUs": 12_340, "mtu": 1420, "notDirect": "none of 3 addresses answers"},
             ],
-            "communities": [{"name": "all", "members": ["oslo", "rome", "cloud"]}],
-        });
-        assert_eq!(to_ask(&serde_json::from_value(status).unwrap()), ["oslo-1", "cloud"]);
-        let tunnel = json!({"peers": {
-            "cloud": {"path": "direct", "carriesNetworks": false},
-            "rome-1": {"path": "channel", "rttUs": 12_340, "mtu": 1420, "notDirect": "none of 3 addresses answers"},
-            "bern-1": {"path": "direct", "endpoint": "192.0.2.1:7446", "rttUs": 900, "mtu": 1400, "lossPercent": 6},
-            "paris-1": {"path": "relayed", "relay": "cloud", "rttUs": 2000, "mtu": 1376, "lossPercent": 0},
-        }});
-        let text = table(&rows("oslo-1", serde_json::from_value(tunnel).unwrap())).render(false);
+            "unanswered": [{"gateway": "bonn-1", "reason": "no answer yet"}], "notAsked": 3,
+        }))
+        .unwrap();
+        let text = table(&list.paths).render(false);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1], ["oslo-1", "bern-1", "direct", "192.0.2.1:7446", "0.9ms", "6%", "1400", "-"]);
         assert_eq!(lines[2][..8], ["oslo-1", "paris-1", "relayed", "by", "cloud", "2.0ms", "0%", "1376"]);
         assert_eq!(lines[3][..7], ["oslo-1", "rome-1", "channel", "12.3ms", "-", "1420", "none"]);
         assert_eq!(lines.len(), 4);
-        assert_eq!(rows("oslo-1", TunnelFacts::default()), []);
+        assert_eq!(
+            notes(&list),
+            [
+                "gateway bonn-1 did not tell its paths: no answer yet",
+                "3 more gateways were not asked for their paths"
+            ]
+        );
     }
 }
