@@ -123,6 +123,8 @@ pub enum Lookup {
     Fragment(FragmentKey),
     /// An ICMP error about a packet of this flow.
     Related(FlowKey),
+    /// An ICMP error for another host than the sender of the packet that it quotes.
+    Misdirected,
     /// An ICMP message that has no meaning between sites.
     Unrelated,
 }
@@ -195,6 +197,11 @@ fn related(
 ) -> Option<Lookup> {
     let quoted = bytes.get(packet::quoted_at(packet)..packet.length)?;
     let inner = packet::parse_quoted(quoted).ok()?;
+    // RFC 1122, 3.2.2: an error goes to the sender of the packet that caused it. The quoted packet alone would let a peer send
+    // to every host, if only it knows of one flow.
+    if inner.source != packet.destination {
+        return Some(Lookup::Misdirected);
+    }
     let (source, destination) = match inner.transport {
         TransportHeader::Tcp(tcp) => (tcp.source, tcp.destination),
         TransportHeader::Udp { source, destination } => (source, destination),

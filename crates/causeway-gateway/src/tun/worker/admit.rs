@@ -66,13 +66,14 @@ pub fn admit(
             let flow = flows.get_mut(&key).ok_or(NotAdmitted::Drop(DropReason::NoFlow))?;
             // An error ends connections or shrinks their packets: only the site of the flow reports one.
             if from.is_some_and(|from| !peers.are_of_one_site(from, flow.peer)) {
-                return Err(NotAdmitted::Drop(DropReason::Spoofed));
+                return Err(NotAdmitted::Drop(DropReason::IcmpError));
             }
             if flow.service.is_some() {
                 return Err(NotAdmitted::Drop(DropReason::NoFlow));
             }
             return Ok((from.unwrap_or(flow.peer), false));
         }
+        Lookup::Misdirected => return Err(NotAdmitted::Drop(DropReason::IcmpError)),
         Lookup::Unrelated => return Err(NotAdmitted::Drop(DropReason::NoFlow)),
     };
     if let Fragment::First { id } = packet.fragment {

@@ -200,6 +200,7 @@ impl Admission<'_> {
                     None => drop(DropReason::NoFlow),
                 };
             }
+            Lookup::Misdirected => return drop(DropReason::IcmpError),
             Lookup::Unrelated => return drop(DropReason::NoFlow),
         };
         if let Some(key) = self.key_here(role, &on_packet).filter(|key| self.flows.get_mut(key).is_some()) {
@@ -250,10 +251,17 @@ impl Admission<'_> {
         let (side, ends) = (service.side, service.ends(key, direction));
         if let Some(from) = from {
             // Another gateway of the server's site may reply; a client's packets come from its own gateway.
-            if from != flow.peer && side == ServiceSide::Server {
-                return drop(DropReason::Spoofed);
+            let may_send = match side {
+                ServiceSide::Server => from == flow.peer,
+                ServiceSide::Client => self.peers.are_of_one_site(from, flow.peer),
+            };
+            match (may_send, is_error) {
+                (true, false) => flow.peer = from,
+                // An error tells nothing about the gateway to which packets go.
+                (true, true) => {}
+                (false, true) => return drop(DropReason::IcmpError),
+                (false, false) => return drop(DropReason::Spoofed),
             }
-            flow.peer = from;
         }
         let (slot, is_limited) = (flow.peer, flow.is_limited());
         let admitted = AdmittedPacket { slot, is_new: false, ends: Some(ends) };

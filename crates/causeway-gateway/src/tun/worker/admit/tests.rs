@@ -155,23 +155,24 @@ fn an_icmp_error_about_a_flow_comes_from_the_site_of_the_flow() {
     assert!(lab.passes(Direction::Outbound, (5000, 443), true, false));
     let mut quoted = Vec::new();
     PacketBuilder::ipv4(OSLO, ROME, 63).tcp(5000, 443, 1, 1000).write(&mut quoted, &[]).unwrap();
-    let mut passes = |gateway: &str, source: [u8; 4]| {
+    let mut passes = |gateway: &str, source: [u8; 4], destination: [u8; 4]| {
         let from = lab.peers.by_name(&gateway.into());
         let mut bytes = Vec::new();
         let kind =
             etherparse::Icmpv4Type::DestinationUnreachable(etherparse::icmpv4::DestUnreachableHeader::Port);
-        PacketBuilder::ipv4(source, OSLO, 64).icmpv4(kind).write(&mut bytes, &quoted).unwrap();
+        PacketBuilder::ipv4(source, destination, 64).icmpv4(kind).write(&mut bytes, &quoted).unwrap();
         let packet = parse(&bytes).unwrap();
         let direction = Direction::Inbound;
         let arrival = Arrival { bytes: &bytes, packet: &packet, direction, from, count: 1 };
         match admit(&mut lab.flows, &lab.plan, &lab.peers, &arrival, lab.now) {
             Ok(_) => true,
-            Err(NotAdmitted::Drop(DropReason::Spoofed)) => false,
+            Err(NotAdmitted::Drop(DropReason::IcmpError)) => false,
             Err(_) => panic!("{gateway}: dropped for another reason"),
         }
     };
-    assert!(passes("rome-1", ROME), "the host itself");
-    assert!(passes("rome-1", [10, 2, 0, 1]), "a router on the way to it");
-    assert!(passes("rome-2", [10, 4, 0, 1]), "a router behind another gateway of the site");
-    assert!(!passes("bonn-1", [10, 3, 0, 1]), "a host of another member");
+    assert!(passes("rome-1", ROME, OSLO), "the host itself");
+    assert!(passes("rome-1", [10, 2, 0, 1], OSLO), "a router on the way to it");
+    assert!(passes("rome-2", [10, 4, 0, 1], OSLO), "a router behind another gateway of the site");
+    assert!(!passes("bonn-1", [10, 3, 0, 1], OSLO), "a host of another member");
+    assert!(!passes("rome-1", ROME, [10, 1, 0, 9]), "another host than the one whose packet is quoted");
 }

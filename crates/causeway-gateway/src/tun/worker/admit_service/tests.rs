@@ -261,6 +261,39 @@ fn errors_are_translated_with_the_packet_they_quote() {
 }
 
 #[test]
+fn an_error_of_another_site_neither_passes_nor_takes_over_the_flow() {
+    let settings = Settings::default();
+    let mut oslo = Side::of_client(&settings);
+    // A second service, whose server is at `bonn`.
+    let mut view = (*oslo.plan.view).clone();
+    let other = [198, 18, 0, 9];
+    let first = view.translated_presences.values().next().unwrap().clone();
+    let second = TranslatedPresenceEntry {
+        service: "other".into(),
+        addresses: vec![PresenceIp(other.into())],
+        service_site: "bonn".into(),
+        gateway: "bonn-1".into(),
+        ..first
+    };
+    view.translated_presences.insert("other".into(), second);
+    let peers = vec![planned("rome", "rome-1", 1), planned("bonn", "bonn-1", 2)];
+    oslo = side(view, peers, DialRules::default());
+    let wire = oslo.pass(&tcp(CLIENT, PRESENCE, (5000, 80), SYN), None).unwrap();
+    let number = v4(parse(&wire).unwrap().source);
+    let mut error = |presence: [u8; 4], to: [u8; 4], from: &str| {
+        let mut bytes = Vec::new();
+        PacketBuilder::ipv4(presence, to, 64).icmpv4_raw(3, 3, [0; 4]).write(&mut bytes, &wire).unwrap();
+        oslo.pass(&bytes, Some(from)).map(drop)
+    };
+    assert_eq!(error(other, number, "bonn-1"), Err("IcmpError".to_owned()));
+    assert_eq!(error(PRESENCE, number, "rome-1"), Ok(()));
+    let [a, b, c, d] = number;
+    assert_eq!(error(PRESENCE, [a, b, c, d ^ 1], "rome-1"), Err("IcmpError".to_owned()));
+    let (flow, rome) = (oslo.flows.iter().next().unwrap(), oslo.peers.by_name(&"rome-1".into()));
+    assert_eq!(Some(flow.peer), rome, "packets of the client go to the site of its server");
+}
+
+#[test]
 fn only_packets_of_the_service_pass_and_only_clients_begin() {
     let settings = Settings::default();
     let (mut oslo, mut rome) = (Side::of_client(&settings), Side::of_server(&settings));
