@@ -77,7 +77,7 @@ impl ObjectSet {
     /// Returns the public key of a gateway: written by a user for a plain WireGuard peer, else the reported one. A gateway
     /// that is being deleted has none, nor has one that was moved to another site until it is enrolled there.
     pub fn tunnel_key(&self, gateway: &str) -> Option<[u8; 32]> {
-        let object = self.gateway(gateway).filter(|object| object.metadata.deletion_timestamp.is_none())?;
+        let object = self.gateway(gateway).filter(|object| !object.metadata.is_being_deleted())?;
         if object.is_plain_wireguard() {
             return super::parse_key(&object.public_key);
         }
