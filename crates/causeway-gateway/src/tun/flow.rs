@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -48,10 +49,30 @@ pub struct Flow {
     pub inbound: Traffic,
     closing: Closing,
     share: Option<ShareId>,
-    /// The peer whose packet began the flow. None: a host of this site began it.
-    begun_by: Option<usize>,
+    begun_by: FlowSender,
     /// None: the flow is of no translated service.
     pub service: Option<Box<ServiceFlow>>,
+}
+
+/// A flow that is to begin.
+#[derive(Clone, Debug)]
+pub struct NewFlow {
+    pub key: FlowKey,
+    /// The slot of the peer behind which the remote end is.
+    pub peer: usize,
+    pub sender: FlowSender,
+    pub start: FlowStart,
+    pub right: FlowRight,
+}
+
+/// The sender of the packet with which an entry began. The entry is charged to it, also when the packet looks like a reply and
+/// the flow is therefore taken to have begun at the other end.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FlowSender {
+    /// The slot of the peer that sent it. None: a host of this site.
+    pub peer: Option<usize>,
+    /// The source of the packet as it came: on the wire for packets of peers.
+    pub host: IpAddr,
 }
 
 /// The ends that a flow of a translated service has on the wire.
@@ -150,8 +171,9 @@ pub struct FlowTable {
     fragments: HashMap<FragmentKey, (FlowKey, Instant)>,
     shares: FlowShares,
     flows_max: usize,
-    /// The number of flows that each peer began.
+    /// The number of flows that each peer began, and each host.
     begun_by_peers: HashMap<usize, usize>,
+    begun_by_hosts: HashMap<FlowSender, usize>,
 }
 
 /// Returns how a packet is looked up, before its translation.
@@ -234,6 +256,7 @@ impl FlowTable {
             shares: FlowShares::default(),
             flows_max,
             begun_by_peers: HashMap::new(),
+            begun_by_hosts: HashMap::new(),
         }
     }
 
@@ -253,34 +276,30 @@ impl FlowTable {
         self.flows.get_mut(key)
     }
 
-    /// Enters a flow that was judged. One peer may begin no more than half of all flows: a gateway that was taken over
-    /// cannot keep the hosts of other sites, or of this one, from beginning theirs.
+    /// Enters a flow that was judged, and charges it to the sender of its first packet.
     pub fn begin(
         &mut self,
-        key: FlowKey,
-        peer: usize,
-        start: FlowStart,
-        right: FlowRight,
+        new: NewFlow,
         now: Instant,
         began: SystemTime,
     ) -> Result<&mut Flow, FlowRefusal> {
-        if self.flows.len() >= self.flows_max {
-            return Err(FlowRefusal::Full);
-        }
-        let begun_by = (start.direction == Direction::Inbound).then_some(peer);
-        let held = begun_by.and_then(|peer| self.begun_by_peers.get(&peer));
-        if held.is_some_and(|held| *held >= self.flows_max / 2) && !self.flows.contains_key(&key) {
-            return Err(FlowRefusal::Full);
-        }
-        let (outbound, inbound) = (Traffic::default(), Traffic::default());
-        let closing = Closing::default();
+        let NewFlow { key, peer, sender, start, right } = new;
+        let has_room = self.has_room_for(sender);
+        let free = match self.flows.entry(key) {
+            Entry::Occupied(known) => return Ok(known.into_mut()),
+            Entry::Vacant(free) if has_room => free,
+            Entry::Vacant(_) => return Err(FlowRefusal::Full),
+        };
         // The gateway of the host that begins enforces the limits.
         let share = match start.direction {
             Direction::Outbound => self.shares.enter(&right, now).map_err(|_| FlowRefusal::Limit)?,
             Direction::Inbound => None,
         };
-        let service = None;
-        let flow = Flow {
+        if let Some(peer) = sender.peer {
+            *self.begun_by_peers.entry(peer).or_default() += 1;
+        }
+        *self.begun_by_hosts.entry(sender).or_default() += 1;
+        Ok(free.insert(Flow {
             key,
             peer,
             start,
@@ -288,35 +307,32 @@ impl FlowTable {
             began,
             begun: now,
             last: now,
-            outbound,
-            inbound,
-            closing,
+            outbound: Traffic::default(),
+            inbound: Traffic::default(),
+            closing: Closing::default(),
             share,
-            begun_by,
-            service,
-        };
-        match self.flows.entry(key) {
-            Entry::Occupied(known) => Ok(known.into_mut()),
-            Entry::Vacant(free) => {
-                if let Some(peer) = begun_by {
-                    *self.begun_by_peers.entry(peer).or_default() += 1;
-                }
-                Ok(free.insert(flow))
-            }
-        }
+            begun_by: sender,
+            service: None,
+        }))
+    }
+
+    /// Tells whether a sender may begin a further flow. One peer begins no more than half of all flows: a gateway that was taken
+    /// over cannot keep the hosts of other sites, or of this one, from beginning theirs. One host has no more than are free: it
+    /// leaves half of them, two leave a third, and a host with few flows always finds a place.
+    fn has_room_for(&self, sender: FlowSender) -> bool {
+        let free = self.flows_max.saturating_sub(self.flows.len());
+        let of_peer = sender.peer.and_then(|peer| self.begun_by_peers.get(&peer)).copied().unwrap_or(0);
+        let of_host = self.begun_by_hosts.get(&sender).copied().unwrap_or(0);
+        of_peer < self.flows_max / 2 && of_host < free
     }
 
     fn remove(&mut self, key: &FlowKey) -> Option<Flow> {
         let flow = self.flows.remove(key)?;
         self.shares.release(flow.share);
-        if let Some(peer) = flow.begun_by
-            && let Entry::Occupied(mut held) = self.begun_by_peers.entry(peer)
-        {
-            *held.get_mut() -= 1;
-            if *held.get() == 0 {
-                held.remove();
-            }
+        if let Some(peer) = flow.begun_by.peer {
+            count_down(&mut self.begun_by_peers, peer);
         }
+        count_down(&mut self.begun_by_hosts, flow.begun_by);
         Some(flow)
     }
 
@@ -365,9 +381,19 @@ impl FlowTable {
     ) {
         let mut revoked = Vec::new();
         for (key, flow) in &mut self.flows {
+            let before = flow.peer;
             match judge(flow) {
                 Ok(right) => flow.right = right,
                 Err(_) => revoked.push(*key),
+            }
+            // The hosts of the sender are behind another peer now, and the slot of the former one may be given to a third.
+            if flow.begun_by.peer == Some(before) && flow.peer != before {
+                let sender = FlowSender { peer: Some(flow.peer), ..flow.begun_by };
+                count_down(&mut self.begun_by_peers, before);
+                count_down(&mut self.begun_by_hosts, flow.begun_by);
+                *self.begun_by_peers.entry(flow.peer).or_default() += 1;
+                *self.begun_by_hosts.entry(sender).or_default() += 1;
+                flow.begun_by = sender;
             }
         }
         for key in revoked {
@@ -380,7 +406,18 @@ impl FlowTable {
     /// Ends all flows.
     pub fn stop(&mut self, mut ended: impl FnMut(Flow, FlowEnd)) {
         self.begun_by_peers.clear();
+        self.begun_by_hosts.clear();
         self.flows.drain().for_each(|(_, flow)| ended(flow, FlowEnd::Stopped));
+    }
+}
+
+/// Takes one from a count, and forgets it when nothing is left.
+fn count_down<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
+    if let Entry::Occupied(mut held) = counts.entry(key) {
+        *held.get_mut() -= 1;
+        if *held.get() == 0 {
+            held.remove();
+        }
     }
 }
 

@@ -10,7 +10,9 @@ use super::admit_service;
 use super::peers::PeerTable;
 use crate::tun::admission::{self, FlowRefusal, FlowRight, FlowStart};
 use crate::tun::counters::DropReason;
-use crate::tun::flow::{Flow, FlowKey, FlowTable, FragmentKey, Lookup, lookup, target_port};
+use crate::tun::flow::{
+    Flow, FlowKey, FlowSender, FlowTable, FragmentKey, Lookup, NewFlow, lookup, target_port,
+};
 use crate::tun::packet::{Fragment, ParsedPacket, TcpHeader, TransportHeader};
 use crate::tun::plan::ForwardPlan;
 use crate::tun::translate::Direction;
@@ -38,6 +40,13 @@ pub struct Arrival<'packet> {
     pub from: Option<usize>,
     /// Packets that a frame stands for.
     pub count: u64,
+}
+
+impl Arrival<'_> {
+    /// Returns the sender to which a flow is charged that begins with the packet.
+    pub fn sender(&self) -> FlowSender {
+        FlowSender { peer: self.from, host: self.packet.source }
+    }
 }
 
 /// Returns the peer of the packet's flow, and whether the flow is new.
@@ -153,7 +162,8 @@ fn begin<'flows>(
         judged = judge_start(plan, peers, key, peer, other).or(judged);
     }
     let (start, right) = judged?;
-    flows.begin(*key, peer, start, right, now, SystemTime::now()).map_err(|refusal| (refusal, start))
+    let new = NewFlow { key: *key, peer, sender: arrival.sender(), start, right };
+    flows.begin(new, now, SystemTime::now()).map_err(|refusal| (refusal, start))
 }
 
 /// Judges a flow that begins in this direction.

@@ -17,7 +17,9 @@ use crate::tun::admission::{FlowRefusal, FlowRight, FlowStart, judge_service};
 use crate::tun::client_addresses::{ClientAddresses, ClientEnd, ClientId};
 use crate::tun::client_numbers::{ClientNumbers, is_number};
 use crate::tun::counters::DropReason;
-use crate::tun::flow::{Flow, FlowKey, FlowTable, FragmentKey, Lookup, ServiceFlow, ServiceSide, lookup};
+use crate::tun::flow::{
+    Flow, FlowKey, FlowTable, FragmentKey, Lookup, NewFlow, ServiceFlow, ServiceSide, lookup,
+};
 use crate::tun::packet::{self, Fragment, TransportHeader};
 use crate::tun::plan::ForwardPlan;
 use crate::tun::rewrite::PacketEnds;
@@ -375,7 +377,8 @@ impl Admission<'_> {
     ) -> Result<AdmittedPacket, FlowRefusal> {
         let Arrival { packet, direction, count, .. } = *self.arrival;
         let ends = service.ends(&key, direction);
-        let flow = self.flows.begin(key, slot, start, right, self.now, SystemTime::now())?;
+        let new = NewFlow { key, peer: slot, sender: self.arrival.sender(), start, right };
+        let flow = self.flows.begin(new, self.now, SystemTime::now())?;
         flow.service = Some(Box::new(service));
         flow.count(direction, packet.length, count, &packet.transport, self.now);
         self.note_fragment(on_packet, key);

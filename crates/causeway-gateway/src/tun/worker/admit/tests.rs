@@ -101,6 +101,14 @@ fn a_segment_that_looks_like_a_reply_opens_no_way_for_a_connection() {
 }
 
 #[test]
+fn segments_that_look_like_replies_are_charged_to_the_peer_that_sends_them() {
+    let mut lab = Lab::new();
+    let passed = (0..16).filter(|port| lab.passes(Direction::Inbound, (443, 1000 + port), false, true)).count();
+    assert_eq!(passed, 8, "half of the table");
+    assert!(lab.passes(Direction::Outbound, (5000, 443), true, false), "a host of this site finds a place");
+}
+
+#[test]
 fn a_peer_with_an_outer_network_sends_nothing_from_a_nested_one() {
     let mut lab = Lab::new();
     let community = CommunityEntry {
