@@ -51,6 +51,8 @@ pub mod shares;
 
 pub mod flow;
 
+pub mod fragments;
+
 pub mod client_numbers;
 
 pub mod client_addresses;

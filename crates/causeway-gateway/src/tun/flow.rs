@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use causeway_netmap::{GatewayName, ServiceName};
 
 use super::admission::{FlowRefusal, FlowRight, FlowStart};
+use super::fragments::FragmentTable;
 use super::packet::{self, Fragment, ParsedPacket, TcpHeader, TransportHeader};
 use super::rewrite::PacketEnds;
 use super::shares::{FlowShares, ShareId};
@@ -20,10 +21,6 @@ use super::translate::{Direction, PrefixTable};
 
 /// Flows at the same time: an entry has about 200 bytes.
 pub const FLOWS_MAX: usize = 65_536;
-/// Fragmented packets whose first fragment was seen.
-const FRAGMENTS_MAX: usize = 4096;
-/// RFC 8200, 4.5: reassembly is given up after 60 seconds.
-const FRAGMENT_LIFETIME: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FlowKey {
@@ -168,7 +165,7 @@ impl FragmentKey {
 
 pub struct FlowTable {
     flows: HashMap<FlowKey, Flow>,
-    fragments: HashMap<FragmentKey, (FlowKey, Instant)>,
+    pub fragments: FragmentTable,
     shares: FlowShares,
     flows_max: usize,
     /// The number of flows that each peer began, and each host.
@@ -252,7 +249,7 @@ impl FlowTable {
     pub fn new(flows_max: usize) -> FlowTable {
         FlowTable {
             flows: HashMap::new(),
-            fragments: HashMap::new(),
+            fragments: FragmentTable::default(),
             shares: FlowShares::default(),
             flows_max,
             begun_by_peers: HashMap::new(),
@@ -347,24 +344,9 @@ impl FlowTable {
         self.shares.sweep();
     }
 
-    /// Remembers the flow of a fragmented packet by its first fragment.
-    pub fn note_fragment(&mut self, fragment: FragmentKey, key: FlowKey, now: Instant) {
-        if self.fragments.len() >= FRAGMENTS_MAX {
-            self.fragments.retain(|_, (_, seen)| now.duration_since(*seen) < FRAGMENT_LIFETIME);
-        }
-        if self.fragments.len() < FRAGMENTS_MAX {
-            self.fragments.insert(fragment, (key, now));
-        }
-    }
-
-    /// Returns the flow of a later fragment.
-    pub fn of_fragment(&self, key: &FragmentKey) -> Option<FlowKey> {
-        self.fragments.get(key).map(|(key, _)| *key)
-    }
-
     /// Removes flows that ended, and calls `ended` for each.
     pub fn expire(&mut self, now: Instant, mut ended: impl FnMut(Flow, FlowEnd)) {
-        self.fragments.retain(|_, (_, seen)| now.duration_since(*seen) < FRAGMENT_LIFETIME);
+        self.fragments.expire(now);
         let due = self.flows.iter().filter_map(|(key, flow)| Some((*key, flow.end_at(now)?)));
         for (key, end) in due.collect::<Vec<_>>() {
             if let Some(flow) = self.remove(&key) {

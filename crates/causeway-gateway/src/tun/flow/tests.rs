@@ -91,17 +91,17 @@ fn an_echo_request_of_the_other_end_is_no_reply() {
 fn later_fragments_follow_the_first_in_their_direction() {
     let (mut table, now) = (FlowTable::new(10), Instant::now());
     let key = key_of(&udp([10, 1, 0, 5], [10, 2, 0, 6], (7, 53)), Direction::Outbound);
-    table.note_fragment(FragmentKey::new(Direction::Outbound, &key, 9), key, now);
+    table.fragments.note(None, FragmentKey::new(Direction::Outbound, &key, 9), key, now);
     let mut later = udp([10, 1, 0, 5], [10, 2, 0, 6], (0, 0));
     (later[5], later[7]) = (9, 4);
     let of = |direction| match lookup(&later, &parse(&later).unwrap(), direction, &PrefixTable::default()) {
         Lookup::Fragment(fragment) => fragment,
         other => panic!("{other:?}"),
     };
-    assert_eq!(table.of_fragment(&of(Direction::Outbound)), Some(key));
-    assert_eq!(table.of_fragment(&of(Direction::Inbound)), None);
-    table.expire(now + FRAGMENT_LIFETIME, |_, _| {});
-    assert_eq!(table.of_fragment(&of(Direction::Outbound)), None);
+    assert_eq!(table.fragments.find(None, &of(Direction::Outbound)), Some(key));
+    assert_eq!(table.fragments.find(None, &of(Direction::Inbound)), None);
+    table.expire(now + Duration::from_secs(60), |_, _| {});
+    assert_eq!(table.fragments.find(None, &of(Direction::Outbound)), None);
 }
 
 #[test]

@@ -47,6 +47,14 @@ impl Arrival<'_> {
     pub fn sender(&self) -> FlowSender {
         FlowSender { peer: self.from, host: self.packet.source }
     }
+
+    /// Lets later fragments of the packet follow it, after it was admitted. `on_packet` has the ends that the packet has.
+    pub fn note_fragment(&self, flows: &mut FlowTable, on_packet: &FlowKey, flow: FlowKey, now: Instant) {
+        if let Fragment::First { id } = self.packet.fragment {
+            let fragment = FragmentKey::new(self.direction, on_packet, id);
+            flows.fragments.note(self.from, fragment, flow, now);
+        }
+    }
 }
 
 /// Returns the peer of the packet's flow, and whether the flow is new.
@@ -69,7 +77,7 @@ pub fn admit(
     let key = match lookup(bytes, packet, direction, &plan.mappings) {
         Lookup::Flow(key) => key,
         Lookup::Fragment(fragment) => {
-            flows.of_fragment(&fragment).ok_or(NotAdmitted::Drop(DropReason::NoFlow))?
+            flows.fragments.find(from, &fragment).ok_or(NotAdmitted::Drop(DropReason::NoFlow))?
         }
         Lookup::Related(key) => {
             let flow = flows.get_mut(&key).ok_or(NotAdmitted::Drop(DropReason::NoFlow))?;
@@ -85,9 +93,6 @@ pub fn admit(
         Lookup::Misdirected => return Err(NotAdmitted::Drop(DropReason::IcmpError)),
         Lookup::Unrelated => return Err(NotAdmitted::Drop(DropReason::NoFlow)),
     };
-    if let Fragment::First { id } = packet.fragment {
-        flows.note_fragment(FragmentKey::new(direction, &key, id), key, now);
-    }
     let refused = |(refusal, start): (FlowRefusal, FlowStart), peer: usize| {
         let client_port = match direction {
             Direction::Outbound => key.local_port,
@@ -109,6 +114,7 @@ pub fn admit(
         if is_limited && !flows.take(&key, direction, packet.length, now) {
             return Err(NotAdmitted::Drop(DropReason::Limit));
         }
+        arrival.note_fragment(flows, &key, key, now);
         return Ok((peer, false));
     }
     if matches!(packet.fragment, Fragment::Later { .. })
@@ -120,6 +126,7 @@ pub fn admit(
     let flow =
         begin(flows, plan, peers, &key, peer, arrival, now).map_err(|refusal| refused(refusal, peer))?;
     flow.count(direction, packet.length, count, &packet.transport, now);
+    arrival.note_fragment(flows, &key, key, now);
     Ok((peer, true))
 }
 

@@ -17,10 +17,8 @@ use crate::tun::admission::{FlowRefusal, FlowRight, FlowStart, judge_service};
 use crate::tun::client_addresses::{ClientAddresses, ClientEnd, ClientId};
 use crate::tun::client_numbers::{ClientNumbers, is_number};
 use crate::tun::counters::DropReason;
-use crate::tun::flow::{
-    Flow, FlowKey, FlowTable, FragmentKey, Lookup, NewFlow, ServiceFlow, ServiceSide, lookup,
-};
-use crate::tun::packet::{self, Fragment, TransportHeader};
+use crate::tun::flow::{Flow, FlowKey, FlowTable, Lookup, NewFlow, ServiceFlow, ServiceSide, lookup};
+use crate::tun::packet::{self, TransportHeader};
 use crate::tun::plan::ForwardPlan;
 use crate::tun::rewrite::PacketEnds;
 use crate::tun::service_plan::PlannedService;
@@ -191,7 +189,7 @@ impl Admission<'_> {
         let on_packet = match lookup(bytes, packet, direction, &PrefixTable::default()) {
             Lookup::Flow(key) => key,
             Lookup::Fragment(fragment) => {
-                return match self.flows.of_fragment(&fragment) {
+                return match self.flows.fragments.find(self.arrival.from, &fragment) {
                     Some(key) => self.pass(&key, false),
                     None => drop(DropReason::NoFlow),
                 };
@@ -206,8 +204,9 @@ impl Admission<'_> {
             Lookup::Unrelated => return drop(DropReason::NoFlow),
         };
         if let Some(key) = self.key_here(role, &on_packet).filter(|key| self.flows.get_mut(key).is_some()) {
-            self.note_fragment(&on_packet, key);
-            return self.pass(&key, false);
+            let passed = self.pass(&key, false)?;
+            self.arrival.note_fragment(self.flows, &on_packet, key, self.now);
+            return Ok(passed);
         }
         let is_reply = matches!(packet.transport, TransportHeader::Echo { request: false, .. });
         match role {
@@ -381,15 +380,8 @@ impl Admission<'_> {
         let flow = self.flows.begin(new, self.now, SystemTime::now())?;
         flow.service = Some(Box::new(service));
         flow.count(direction, packet.length, count, &packet.transport, self.now);
-        self.note_fragment(on_packet, key);
+        self.arrival.note_fragment(self.flows, on_packet, key, self.now);
         Ok(AdmittedPacket { slot, is_new: true, ends: Some(ends) })
-    }
-
-    fn note_fragment(&mut self, on_packet: &FlowKey, key: FlowKey) {
-        if let Fragment::First { id } = self.arrival.packet.fragment {
-            let fragment = FragmentKey::new(self.arrival.direction, on_packet, id);
-            self.flows.note_fragment(fragment, key, self.now);
-        }
     }
 
     fn refused(

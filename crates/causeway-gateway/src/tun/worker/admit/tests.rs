@@ -109,6 +109,24 @@ fn segments_that_look_like_replies_are_charged_to_the_peer_that_sends_them() {
 }
 
 #[test]
+fn later_fragments_of_a_packet_that_was_refused_pass_nowhere() {
+    let mut lab = Lab::new();
+    let mut piece = |port: u16, id: u8, is_first: bool| {
+        let mut bytes = Vec::new();
+        PacketBuilder::ipv4(OSLO, ROME, 64).tcp(5000, port, 1, 9).syn().write(&mut bytes, &[0; 28]).unwrap();
+        bytes[4..8].copy_from_slice(&if is_first { [0, id, 0x20, 0] } else { [0, id, 0, 6] });
+        let packet = parse(&bytes).unwrap();
+        let direction = Direction::Outbound;
+        let arrival = Arrival { bytes: &bytes, packet: &packet, direction, from: None, count: 1 };
+        admit(&mut lab.flows, &lab.plan, &lab.peers, &arrival, lab.now).is_ok()
+    };
+    assert!(piece(443, 1, true) && piece(443, 1, false));
+    assert!(!piece(22, 2, true) && !piece(22, 2, false));
+    let refused = FragmentKey::new(Direction::Outbound, &lab.flows.iter().next().unwrap().key, 2);
+    assert_eq!(lab.flows.fragments.find(None, &refused), None, "it takes no place of the table");
+}
+
+#[test]
 fn a_peer_with_an_outer_network_sends_nothing_from_a_nested_one() {
     let mut lab = Lab::new();
     let community = CommunityEntry {

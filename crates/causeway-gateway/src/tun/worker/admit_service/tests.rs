@@ -356,7 +356,7 @@ fn fragments_follow_the_first_one() {
         assert!(shown(&at_server).starts_with("U 10.0.0.5"), "{}", shown(&at_server));
     }
     let wire = oslo.pass(&fragment(4, false, 2), None).unwrap();
-    assert_eq!(rome.pass(&wire, Some("bonn-1")), Err("Spoofed".to_owned()), "a fragment of another gateway");
+    assert_eq!(rome.pass(&wire, Some("bonn-1")), Err("NoFlow".to_owned()), "a fragment of another gateway");
 }
 
 #[test]
