@@ -287,11 +287,7 @@ impl FlowTable {
             Entry::Vacant(free) if has_room => free,
             Entry::Vacant(_) => return Err(FlowRefusal::Full),
         };
-        // The gateway of the host that begins enforces the limits.
-        let share = match start.direction {
-            Direction::Outbound => self.shares.enter(&right, now).map_err(|_| FlowRefusal::Limit)?,
-            Direction::Inbound => None,
-        };
+        let share = self.shares.enter(&right, now).map_err(|_| FlowRefusal::Limit)?;
         if let Some(peer) = sender.peer {
             *self.begun_by_peers.entry(peer).or_default() += 1;
         }
@@ -365,7 +361,11 @@ impl FlowTable {
         for (key, flow) in &mut self.flows {
             let before = flow.peer;
             match judge(flow) {
-                Ok(right) => flow.right = right,
+                Ok(right) if right != flow.right => {
+                    flow.share = self.shares.follow(flow.share, &right);
+                    flow.right = right;
+                }
+                Ok(_) => {}
                 Err(_) => revoked.push(*key),
             }
             // The hosts of the sender are behind another peer now, and the slot of the former one may be given to a third.

@@ -88,7 +88,11 @@ pub fn admit(
             if flow.service.is_some() {
                 return Err(NotAdmitted::Drop(DropReason::NoFlow));
             }
-            return Ok((from.unwrap_or(flow.peer), false));
+            let (peer, is_limited) = (from.unwrap_or(flow.peer), flow.is_limited());
+            if is_limited && !flows.take(&key, direction, packet.length, now) {
+                return Err(NotAdmitted::Drop(DropReason::Limit));
+            }
+            return Ok((peer, false));
         }
         Lookup::Misdirected => return Err(NotAdmitted::Drop(DropReason::IcmpError)),
         Lookup::Unrelated => return Err(NotAdmitted::Drop(DropReason::NoFlow)),

@@ -266,10 +266,7 @@ impl Admission<'_> {
         }
         let (slot, is_limited) = (flow.peer, flow.is_limited());
         let admitted = AdmittedPacket { slot, is_new: false, ends: Some(ends) };
-        if is_error {
-            return Ok(admitted);
-        }
-        if begins_connection(&packet.transport) && flow.start.direction != direction {
+        if !is_error && begins_connection(&packet.transport) && flow.start.direction != direction {
             let start = FlowStart { direction, ..flow.start };
             let refusal = FlowRefusal::NotAllowed;
             let service = flow.service.as_ref().map(|service| service.service.clone());
@@ -281,7 +278,9 @@ impl Admission<'_> {
                 service,
             });
         }
-        flow.count(direction, packet.length, count, &packet.transport, self.now);
+        if !is_error {
+            flow.count(direction, packet.length, count, &packet.transport, self.now);
+        }
         if is_limited && !self.flows.take(key, direction, packet.length, self.now) {
             return drop(DropReason::Limit);
         }

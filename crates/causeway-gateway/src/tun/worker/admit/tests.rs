@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use causeway_netmap::{
-    CommunityEntry, GatewayEntry, IpProtocol, NetmapView, PolicyEntry, PortRule, TunnelCipher, TunnelKey,
+    CommunityEntry, GatewayEntry, IpProtocol, NetmapView, PolicyEntry, PolicyLimits, PortRule, TunnelCipher, TunnelKey,
     TunnelPeerEntry,
 };
 use etherparse::PacketBuilder;
@@ -124,6 +124,29 @@ fn later_fragments_of_a_packet_that_was_refused_pass_nowhere() {
     assert!(!piece(22, 2, true) && !piece(22, 2, false));
     let refused = FragmentKey::new(Direction::Outbound, &lab.flows.iter().next().unwrap().key, 2);
     assert_eq!(lab.flows.fragments.find(None, &refused), None, "it takes no place of the table");
+}
+
+#[test]
+fn limits_count_at_the_gateway_of_the_server_and_for_flows_that_are_open() {
+    let mut lab = Lab::new();
+    let with_limits = |lab: &mut Lab, limits: Option<PolicyLimits>| {
+        let mut view = (*lab.plan.view).clone();
+        let policy = view.policies.get_mut(&"web".into()).unwrap();
+        (policy.sites, policy.limits) = (vec!["rome".into()], limits);
+        lab.plan = ForwardPlan::new(Arc::new(view), OwnSockets::default(), lab.plan.peers.clone());
+        lab.peers.follow(&lab.plan, 1420, lab.now);
+        let (plan, peers) = (&lab.plan, &lab.peers);
+        lab.flows.judge(|flow| judge_again(plan, peers, flow), |_, _| {});
+    };
+    let begin = |lab: &mut Lab, port| lab.passes(Direction::Inbound, (port, 443), true, false);
+    // The gateway of `rome` does not keep the limits.
+    with_limits(&mut lab, Some(PolicyLimits { connections: Some(2), ..Default::default() }));
+    assert_eq!([1, 2, 3].map(|port| begin(&mut lab, port)), [true, true, false]);
+    with_limits(&mut lab, None);
+    assert!(begin(&mut lab, 4));
+    with_limits(&mut lab, Some(PolicyLimits { bytes_per_second_in: Some(40), ..Default::default() }));
+    let passed = (0..10).filter(|_| lab.passes(Direction::Inbound, (4, 443), false, true)).count();
+    assert_eq!(passed, 1, "40 bytes, which one segment has");
 }
 
 #[test]
