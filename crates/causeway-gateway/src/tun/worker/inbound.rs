@@ -84,9 +84,7 @@ impl Worker {
         if message.len() != noise::INITIATION_BYTES || self.macs.check(message).is_err() {
             return self.counters.drop(DropReason::NotAuthentic);
         }
-        if let Some(peer) = origin.sender().and_then(|sender| self.peers.get_mut(sender))
-            && !peer.session.admits_initiation(now)
-        {
+        if !self.peers.admits_initiation(origin, now) {
             return self.counters.drop(DropReason::Limit);
         }
         self.initiations.0 += 1;
