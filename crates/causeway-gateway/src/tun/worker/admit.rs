@@ -146,6 +146,15 @@ fn is_behind(plan: &ForwardPlan, peers: &PeerTable, peer: usize, address: IpAddr
     peers.towards(address) == Some(peer) && theirs > own
 }
 
+/// Tells whether an address belongs to another site. The host of the gateway may forward packets of other sites to the device
+/// again: they have none of the rights of this site.
+pub fn is_elsewhere(plan: &ForwardPlan, peers: &PeerTable, address: IpAddr) -> bool {
+    match peers.towards(address) {
+        Some(peer) => is_behind(plan, peers, peer, address),
+        None => plan.is_on_demand(address) && !plan.is_own(address),
+    }
+}
+
 /// Tells whether the packet is the first of a TCP connection: SYN without ACK (RFC 9293, 3.5).
 pub fn begins_connection(transport: &TransportHeader) -> bool {
     matches!(transport, TransportHeader::Tcp(tcp) if tcp.flags & (TcpHeader::SYN | TcpHeader::ACK) == TcpHeader::SYN)
@@ -193,6 +202,9 @@ fn judge_start(
         port: target_port(key, direction),
     };
     let entry = &peers.get(peer).ok_or((FlowRefusal::NoNetmap, start))?.planned.entry;
+    if plan.stands_for_other_site(start.local) {
+        return Err((FlowRefusal::Presence, start));
+    }
     match admission::judge(&plan.view, &plan.own, entry, &start) {
         Ok(right) => Ok((start, right)),
         Err(refusal) => Err((refusal, start)),
@@ -212,6 +224,9 @@ pub fn judge_again(plan: &ForwardPlan, peers: &PeerTable, flow: &mut Flow) -> Re
     }
     let entry = &peers.get(flow.peer).ok_or(FlowRefusal::NoNetmap)?.planned.entry;
     flow.start.local = plan.mappings.to_inside(flow.key.local);
+    if plan.stands_for_other_site(flow.start.local) {
+        return Err(FlowRefusal::Presence);
+    }
     admission::judge(&plan.view, &plan.own, entry, &flow.start)
 }
 

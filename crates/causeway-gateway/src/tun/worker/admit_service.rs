@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use causeway_netmap::{GatewayName, ServiceName, SiteName, TranslatedPresenceEntry};
 
-use super::admit::{Arrival, NotAdmitted, begins_connection};
+use super::admit::{Arrival, NotAdmitted, begins_connection, is_elsewhere};
 use super::peers::PeerTable;
 use crate::dial;
 use crate::tun::admission::{FlowRefusal, FlowRight, FlowStart, judge_service};
@@ -295,6 +295,9 @@ impl Admission<'_> {
         let Some(slot) = self.peers.by_name(&presence.gateway) else {
             return Err(NotAdmitted::Drop(DropReason::NoRoute));
         };
+        if is_elsewhere(self.plan, self.peers, key.local) {
+            return Err(NotAdmitted::Drop(DropReason::ForeignSource));
+        }
         let start = FlowStart {
             direction: Direction::Outbound,
             local: key.local,
@@ -457,7 +460,7 @@ pub fn judge_again(
         ServiceSide::Client => {
             let presence = plan.services.presence(flow.key.remote).ok_or(FlowRefusal::NotServed)?;
             flow.peer = peers.by_name(&presence.gateway).ok_or(FlowRefusal::NotServed)?;
-            if presence.service != service.service {
+            if presence.service != service.service || is_elsewhere(plan, peers, flow.key.local) {
                 return Err(FlowRefusal::NotServed);
             }
             judge_at_client(plan, presence, &flow.start)

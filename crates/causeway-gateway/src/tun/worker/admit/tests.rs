@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use causeway_netmap::{
-    CommunityEntry, GatewayEntry, IpProtocol, NetmapView, PolicyEntry, PolicyLimits, PortRule, TunnelCipher, TunnelKey,
+    CommunityEntry, GatewayEntry, IpProtocol, NetmapView, PolicyEntry, PolicyLimits, PortRule, PresenceIp, TranslatedPresenceEntry, TranslatedScope, TunnelCipher, TunnelKey,
     TunnelPeerEntry,
 };
 use etherparse::PacketBuilder;
@@ -147,6 +147,33 @@ fn limits_count_at_the_gateway_of_the_server_and_for_flows_that_are_open() {
     with_limits(&mut lab, Some(PolicyLimits { bytes_per_second_in: Some(40), ..Default::default() }));
     let passed = (0..10).filter(|_| lab.passes(Direction::Inbound, (4, 443), false, true)).count();
     assert_eq!(passed, 1, "40 bytes, which one segment has");
+}
+
+#[test]
+fn packets_of_the_tunnel_reach_no_presence_of_another_site() {
+    let mut lab = Lab::new();
+    let mut view = (*lab.plan.view).clone();
+    let policy = view.policies.get_mut(&"web".into()).unwrap();
+    policy.sites = ["oslo", "rome"].map(Into::into).to_vec();
+    lab.plan = ForwardPlan::new(Arc::new(view.clone()), OwnSockets::default(), lab.plan.peers.clone());
+    assert!(lab.passes(Direction::Inbound, (5000, 443), true, false), "no presence has the address");
+    // A range of presences may lie inside the LAN.
+    let presence = TranslatedPresenceEntry {
+        service: "plc".into(),
+        addresses: vec![PresenceIp(OSLO.into())],
+        scope: TranslatedScope::Everything,
+        names: Vec::new(),
+        service_site: "bonn".into(),
+        gateway: "bonn-1".into(),
+        policies: Vec::new(),
+    };
+    view.translated_presences.insert("plc".into(), presence);
+    lab.plan = ForwardPlan::new(Arc::new(view), OwnSockets::default(), lab.plan.peers.clone());
+    let (plan, peers, mut ended) = (&lab.plan, &lab.peers, 0);
+    lab.flows.judge(|flow| judge_again(plan, peers, flow), |_, _| ended += 1);
+    assert_eq!(ended, 1);
+    assert!(!lab.passes(Direction::Inbound, (5000, 443), true, false));
+    assert!(!lab.passes(Direction::Inbound, (443, 5000), false, true), "nor as a reply");
 }
 
 #[test]

@@ -294,6 +294,26 @@ fn an_error_of_another_site_neither_passes_nor_takes_over_the_flow() {
 }
 
 #[test]
+fn packets_of_another_site_that_this_host_forwards_use_no_service_of_this_site() {
+    let settings = Settings::default();
+    let mut oslo = Side::of_client(&settings);
+    let from_bonn = tcp([10, 3, 0, 7], PRESENCE, (5000, 80), SYN);
+    assert!(oslo.pass(&from_bonn, None).is_ok(), "a host of this site, behind a router");
+    let mut bonn = planned("bonn", "bonn-1", 2);
+    bonn.entry.networks = vec!["10.3.0.0/16".parse().unwrap()];
+    let view = (*oslo.plan.view).clone();
+    let plan = ForwardPlan::new(Arc::new(view), OwnSockets::default(), vec![planned("rome", "rome-1", 1), bonn]);
+    oslo.peers.follow(&plan, 1420, oslo.now);
+    oslo.plan = plan;
+    let (plan, peers) = (&oslo.plan, &oslo.peers);
+    let mut ended = 0;
+    oslo.flows.judge(|flow| super::super::admit::judge_again(plan, peers, flow), |_, _| ended += 1);
+    assert_eq!(ended, 1, "the network is that of bonn now");
+    assert_eq!(oslo.pass(&from_bonn, None), Err("ForeignSource".to_owned()));
+    assert!(oslo.pass(&tcp(CLIENT, PRESENCE, (5000, 80), SYN), None).is_ok());
+}
+
+#[test]
 fn only_packets_of_the_service_pass_and_only_clients_begin() {
     let settings = Settings::default();
     let (mut oslo, mut rome) = (Side::of_client(&settings), Side::of_server(&settings));
