@@ -45,6 +45,8 @@ pub mod path_selector;
 
 pub mod relay_permit;
 
+pub mod address_rates;
+
 pub mod admission;
 
 pub mod shares;

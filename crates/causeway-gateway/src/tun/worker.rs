@@ -24,6 +24,7 @@ use bytes::Bytes;
 use causeway_netmap::GatewayName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::address_rates::AddressRates;
 use super::busy_poll::{BusyPoll, Turn};
 use super::counters::{DropReason, PathLabel, TunnelCounters};
 use super::flow::{FLOWS_MAX, FlowTable};
@@ -85,6 +86,9 @@ pub struct Worker {
     mtu_max: usize,
     /// The secret of cookies, and when it was made.
     cookie_secret: ([u8; 32], Instant),
+    /// Cookie replies to each address, and initiations with a cookie that are read from it, while this gateway is under load.
+    cookie_rates: AddressRates,
+    initiation_rates: AddressRates,
     /// Initiations since the last second began, for the decision whether this gateway is under load.
     initiations: (u32, Instant),
     /// Answers that are left for this second.
@@ -148,6 +152,8 @@ impl Worker {
             published: TunnelCounters::default(),
             mtu_max: mtu,
             cookie_secret: ([0; 32], now),
+            cookie_rates: AddressRates::new(inbound::COOKIES_OF_ONE_ADDRESS),
+            initiation_rates: AddressRates::new(inbound::INITIATIONS_OF_ONE_ADDRESS),
             initiations: (0, now),
             replies: REPLIES_PER_SECOND,
             outer_class: 0,

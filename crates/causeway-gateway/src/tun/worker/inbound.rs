@@ -61,6 +61,10 @@ impl Origin {
 
 /// Initiations per second above which senders must prove their address by a cookie.
 const INITIATIONS_BEFORE_COOKIES: u32 = 100;
+/// Above that number, cookie replies per second to one address, which may be forged, and initiations with a cookie that are read
+/// from one address. Gateways behind one NAT share an address, and repeat their initiations.
+pub const COOKIES_OF_ONE_ADDRESS: u64 = 20;
+pub const INITIATIONS_OF_ONE_ADDRESS: u64 = 50;
 
 impl Worker {
     /// Takes a message of the wire.
@@ -93,12 +97,18 @@ impl Worker {
         {
             let cookie = noise::cookie_of(&self.cookie_secret.0, from.to_string().as_bytes());
             if !self.macs.check_cookie(message, &cookie) {
+                if !self.cookie_rates.admits(from.ip(), now) {
+                    return self.counters.drop(DropReason::Limit);
+                }
                 let mut nonce = [0; 24];
                 super::random(&mut nonce);
                 if let Some(reply) = self.macs.cookie_reply(message, &cookie, nonce) {
                     let _ = self.socket.send(from, &reply, reply.len(), 0);
                 }
                 return;
+            }
+            if !self.initiation_rates.admits(from.ip(), now) {
+                return self.counters.drop(DropReason::Limit);
             }
         }
         let Ok(initiation) = noise::read_initiation(&self.keys, message) else {
