@@ -237,10 +237,9 @@ impl Worker {
                     self.shared.context.audit.record(record);
                 }
                 let mut out = [0; REPLY_MAX];
-                if self.replies > 0
-                    && let Some(length) = reply(&mut out, bytes, &packet, ReplyReason::Prohibited)
+                if let Some(length) = reply(&mut out, bytes, &packet, ReplyReason::Prohibited)
+                    && self.peer_replies.take(slot)
                 {
-                    self.replies -= 1;
                     self.send_packet(slot, &out[..length], now);
                 }
                 return;
