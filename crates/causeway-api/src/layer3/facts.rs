@@ -42,6 +42,14 @@ pub struct TunnelRecord {
     /// The hash of that certificate's key: the tunnel ends with it. Empty in records of older versions.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub identity: String,
+    /// Seconds since 1970 at which that certificate ends, and the tunnel with it. 0 in records of older versions, and for the
+    /// gateway of the cloud.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub expires: i64,
+}
+
+fn is_zero(number: &i64) -> bool {
+    *number == 0
 }
 
 /// A network of a site and the range that was allocated for it.
