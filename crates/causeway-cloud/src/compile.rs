@@ -211,8 +211,8 @@ impl<'a> Draft<'a> {
         for (name, reach) in &self.reach {
             // One whose ports cannot be read allows no subject, nor does one that is being deleted.
             let policy = self.objects.policy(name);
-            let policy = policy
-                .filter(|policy| facts::ports(policy).is_some() && !policy.metadata.is_being_deleted());
+            let policy =
+                policy.filter(|policy| facts::ports(policy).is_some() && !policy.metadata.is_being_deleted());
             let named = policy.into_iter().flat_map(|policy| &policy.allowed_servers);
             let named = named.filter_map(|server| self.objects.server(server));
             let servers: BTreeMap<&str, &str> = named

@@ -507,7 +507,7 @@ async fn a_tunnel_ends_with_the_certificate_of_its_gateway() {
         let waiting = async {
             loop {
                 let found = lab.registry.store().list("tunnels/", Default::default()).await.unwrap().records;
-                if found.iter().map(|record| record.key.as_str()).eq(expected.iter().copied()) {
+                if found.iter().map(|record| &*record.key).eq(expected.iter().copied()) {
                     break;
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -520,7 +520,8 @@ async fn a_tunnel_ends_with_the_certificate_of_its_gateway() {
     let link = lab.dial(&edge, DialTransports::TcpOnly).await;
     let (mut reader, mut writer) = control(&link).await;
     let tunnel = control::TunnelReport { public_key: vec![7; 32].into(), port: 7446, ..Default::default() };
-    let hello = Hello { version: control::VERSION, epoch: 3_000_000, tunnel: Some(tunnel), ..Hello::default() };
+    let hello =
+        Hello { version: control::VERSION, epoch: 3_000_000, tunnel: Some(tunnel), ..Hello::default() };
     writer.push(encode_edge(hello).unwrap());
     writer.drain().await.unwrap();
     within(reader.next()).await.unwrap().unwrap();

@@ -49,9 +49,8 @@ mod tests {
     #[test]
     fn an_address_has_a_rate_and_costs_other_addresses_nothing() {
         let (mut rates, now) = (AddressRates::new(20), Instant::now());
-        let mut admitted = |address: &str, now| {
-            (0..1000).filter(|_| rates.admits(address.parse().unwrap(), now)).count()
-        };
+        let mut admitted =
+            |address: &str, now| (0..1000).filter(|_| rates.admits(address.parse().unwrap(), now)).count();
         assert_eq!(admitted("192.0.2.1", now), 20);
         assert_eq!(admitted("::ffff:192.0.2.1", now), 0, "the same address, as a socket of IPv6 shows it");
         assert_eq!(admitted("192.0.2.1", now + Duration::from_millis(500)), 10);

@@ -3,7 +3,6 @@
 //! Pure and bounded. A gateway has no more packets here than are free, so that one that floods the channel leaves half of the
 //! queue to the other ones; its newest packets are dropped.
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use bytes::Bytes;
@@ -33,10 +32,10 @@ impl CarriedQueue {
 
     pub fn pop(&mut self) -> Option<(GatewayName, Bytes)> {
         let (from, packet) = self.packets.pop_front()?;
-        if let Entry::Occupied(mut held) = self.held.entry(from.clone()) {
-            *held.get_mut() -= 1;
-            if *held.get() == 0 {
-                held.remove();
+        if let Some(held) = self.held.get_mut(&from) {
+            *held -= 1;
+            if *held == 0 {
+                self.held.remove(&from);
             }
         }
         Some((from, packet))

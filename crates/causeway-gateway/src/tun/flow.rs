@@ -274,12 +274,7 @@ impl FlowTable {
     }
 
     /// Enters a flow that was judged, and charges it to the sender of its first packet.
-    pub fn begin(
-        &mut self,
-        new: NewFlow,
-        now: Instant,
-        began: SystemTime,
-    ) -> Result<&mut Flow, FlowRefusal> {
+    pub fn begin(&mut self, new: NewFlow, now: Instant, began: SystemTime) -> Result<&mut Flow, FlowRefusal> {
         let NewFlow { key, peer, sender, start, right } = new;
         let has_room = self.has_room_for(sender);
         let free = match self.flows.entry(key) {

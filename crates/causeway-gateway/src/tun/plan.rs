@@ -68,7 +68,17 @@ impl ForwardPlan {
         let proxied = view.presences.values().flat_map(|presence| &presence.addresses);
         let translated = view.translated_presences.values().flat_map(|presence| &presence.addresses);
         let presences = proxied.chain(translated).map(|address| address.0).collect();
-        ForwardPlan { view, own, networks, mappings, networks_on_wire, peers, services, presences, relay_groups }
+        ForwardPlan {
+            view,
+            own,
+            networks,
+            mappings,
+            networks_on_wire,
+            peers,
+            services,
+            presences,
+            relay_groups,
+        }
     }
 
     /// Tells whether an address of this site stands for a service or a client of another site. Such an address may lie inside the

@@ -212,11 +212,14 @@ fn a_host_holds_no_more_flows_than_are_free() {
     };
     let mut table = FlowTable::new(120);
     let mut ports = 0..;
-    let mut begun = |table: &mut FlowTable, host: u8| ports.by_ref().take(200).filter(|port| begin(table, *port, host)).count();
+    let mut begun = |table: &mut FlowTable, host: u8| {
+        ports.by_ref().take(200).filter(|port| begin(table, *port, host)).count()
+    };
     assert_eq!(begun(&mut table, 1), 60, "a host that scans leaves half of the table");
     assert_eq!(begun(&mut table, 2), 30);
     assert_eq!(begun(&mut table, 3), 15);
-    let modest = (10..20).map(|host| ports.by_ref().take(1).filter(|port| begin(&mut table, *port, host)).count());
+    let modest =
+        (10..20).map(|host| ports.by_ref().take(1).filter(|port| begin(&mut table, *port, host)).count());
     assert_eq!(modest.sum::<usize>(), 10, "hosts with one flow each find a place");
 }
 

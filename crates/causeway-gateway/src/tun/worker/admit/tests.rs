@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use causeway_netmap::{
-    CommunityEntry, GatewayEntry, IpProtocol, NetmapView, PolicyEntry, PolicyLimits, PortRule, PresenceIp, TranslatedPresenceEntry, TranslatedScope, TunnelCipher, TunnelKey,
-    TunnelPeerEntry,
+    CommunityEntry, GatewayEntry, IpProtocol, NetmapView, PolicyEntry, PolicyLimits, PortRule, PresenceIp,
+    TranslatedPresenceEntry, TranslatedScope, TunnelCipher, TunnelKey, TunnelPeerEntry,
 };
 use etherparse::PacketBuilder;
 
@@ -103,7 +103,8 @@ fn a_segment_that_looks_like_a_reply_opens_no_way_for_a_connection() {
 #[test]
 fn segments_that_look_like_replies_are_charged_to_the_peer_that_sends_them() {
     let mut lab = Lab::new();
-    let passed = (0..16).filter(|port| lab.passes(Direction::Inbound, (443, 1000 + port), false, true)).count();
+    let passed =
+        (0..16).filter(|port| lab.passes(Direction::Inbound, (443, 1000 + port), false, true)).count();
     assert_eq!(passed, 8, "half of the table");
     assert!(lab.passes(Direction::Outbound, (5000, 443), true, false), "a host of this site finds a place");
 }
@@ -131,7 +132,7 @@ fn limits_count_at_the_gateway_of_the_server_and_for_flows_that_are_open() {
     let mut lab = Lab::new();
     let with_limits = |lab: &mut Lab, limits: Option<PolicyLimits>| {
         let mut view = (*lab.plan.view).clone();
-        let policy = view.policies.get_mut(&"web".into()).unwrap();
+        let policy = view.policies.get_mut("web").unwrap();
         (policy.sites, policy.limits) = (vec!["rome".into()], limits);
         lab.plan = ForwardPlan::new(Arc::new(view), OwnSockets::default(), lab.plan.peers.clone());
         lab.peers.follow(&lab.plan, 1420, lab.now);
@@ -153,7 +154,7 @@ fn limits_count_at_the_gateway_of_the_server_and_for_flows_that_are_open() {
 fn packets_of_the_tunnel_reach_no_presence_of_another_site() {
     let mut lab = Lab::new();
     let mut view = (*lab.plan.view).clone();
-    let policy = view.policies.get_mut(&"web".into()).unwrap();
+    let policy = view.policies.get_mut("web").unwrap();
     policy.sites = ["oslo", "rome"].map(Into::into).to_vec();
     lab.plan = ForwardPlan::new(Arc::new(view.clone()), OwnSockets::default(), lab.plan.peers.clone());
     assert!(lab.passes(Direction::Inbound, (5000, 443), true, false), "no presence has the address");

@@ -302,7 +302,8 @@ fn packets_of_another_site_that_this_host_forwards_use_no_service_of_this_site()
     let mut bonn = planned("bonn", "bonn-1", 2);
     bonn.entry.networks = vec!["10.3.0.0/16".parse().unwrap()];
     let view = (*oslo.plan.view).clone();
-    let plan = ForwardPlan::new(Arc::new(view), OwnSockets::default(), vec![planned("rome", "rome-1", 1), bonn]);
+    let plan =
+        ForwardPlan::new(Arc::new(view), OwnSockets::default(), vec![planned("rome", "rome-1", 1), bonn]);
     oslo.peers.follow(&plan, 1420, oslo.now);
     oslo.plan = plan;
     let (plan, peers) = (&oslo.plan, &oslo.peers);
