@@ -134,9 +134,15 @@ impl Worker {
             return self.counters.drop(DropReason::NotAuthentic);
         }
         let slot = noise::receiver_index(message).and_then(|index| self.peers.by_index(index));
-        let Some((slot, peer)) = slot.and_then(|slot| Some((slot, self.peers.get_mut(slot)?))) else {
+        let is_sender = |slot: &usize| origin.sender().is_none_or(|sender| sender == *slot);
+        let Some(slot) = slot.filter(is_sender) else {
             return self.counters.drop(DropReason::NotAuthentic);
         };
+        // A relay has seen the initiation, and can invent responses to it.
+        if matches!(origin, Origin::Relay { relay, .. } if !self.peers.charge_relay(relay, now)) {
+            return self.counters.drop(DropReason::Limit);
+        }
+        let Some(peer) = self.peers.get_mut(slot) else { return };
         if !peer.session.handle_response(message, now) {
             return self.counters.drop(DropReason::NotAuthentic);
         }

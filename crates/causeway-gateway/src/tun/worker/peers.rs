@@ -30,8 +30,8 @@ const REFLEXIVE_FRESH: Duration = Duration::from_secs(20);
 /// The peers are told an address that a relay has changed at most once in this time. They are also told in every round of
 /// a search.
 const REFLEXIVE_TOLD_PERIOD: Duration = Duration::from_secs(1);
-/// Initiations through one relay: two per cent of a core. Peers repeat theirs, and use the channel at the same time.
-const RELAYED_INITIATIONS_PER_SECOND: u64 = 100;
+/// Initiations and responses through one relay: two per cent of a core. Peers repeat theirs, and use the channel at the same time.
+const RELAYED_HANDSHAKES_PER_SECOND: u64 = 100;
 
 pub struct Peer {
     pub planned: PlannedPeer,
@@ -57,8 +57,8 @@ pub struct Peer {
     /// The groups of sites in which this gateway forwards packets of the peer, and the rate at which it does.
     pub relay_groups: Vec<u32>,
     pub relay_budget: RelayBudget,
-    /// Initiations of other peers that this relay has forwarded.
-    relayed_initiations: TokenBucket,
+    /// Initiations and responses of other peers that this relay has forwarded.
+    relayed_handshakes: TokenBucket,
     /// The longest packet that crosses by a direct path.
     mtu_max: usize,
 }
@@ -183,12 +183,15 @@ impl PeerTable {
             Origin::Channel(slot) => {
                 self.get_mut(slot).is_none_or(|peer| peer.session.admits_initiation(now))
             }
-            Origin::Relay { relay, .. } => {
-                let relay = self.by_relay_id(relay).and_then(|slot| self.get_mut(slot));
-                let rate = BucketRate::new(RELAYED_INITIATIONS_PER_SECOND, Duration::from_secs(1));
-                relay.is_some_and(|relay| relay.relayed_initiations.try_take(1, rate, now).is_ok())
-            }
+            Origin::Relay { relay, .. } => self.charge_relay(relay, now),
         }
+    }
+
+    /// Charges a relay for a message of a handshake. False: it has forwarded too many.
+    pub fn charge_relay(&mut self, relay: RelayId, now: Instant) -> bool {
+        let relay = self.by_relay_id(relay).and_then(|slot| self.get_mut(slot));
+        let rate = BucketRate::new(RELAYED_HANDSHAKES_PER_SECOND, Duration::from_secs(1));
+        relay.is_some_and(|relay| relay.relayed_handshakes.try_take(1, rate, now).is_ok())
     }
 
     /// Enters a new index of a session, and forgets those that the session no longer has.
@@ -325,7 +328,7 @@ impl Peer {
             since: now,
             relay_groups: Vec::new(),
             relay_budget: RelayBudget::new(SENDER_BYTES_PER_SECOND),
-            relayed_initiations: TokenBucket::default(),
+            relayed_handshakes: TokenBucket::default(),
             mtu_max,
         }
     }

@@ -146,11 +146,12 @@ fn a_relay_that_invents_initiations_of_a_peer_takes_nothing_from_the_peer() {
     let (invents, honest) = (id(&table, 0), id(&table, 1));
     let relayed = |relay| Origin::Relay { relay, from: 2 };
     let read = (0..1000).filter(|_| table.admits_initiation(relayed(invents), now)).count();
-    assert_eq!(read as u64, RELAYED_INITIATIONS_PER_SECOND);
+    assert_eq!(read as u64, RELAYED_HANDSHAKES_PER_SECOND);
+    assert!(!table.charge_relay(invents, now), "responses count as well");
     assert!(table.admits_initiation(relayed(honest), now), "by another relay");
     assert!(table.admits_initiation(Origin::Channel(2), now), "over the channel");
     assert!(!table.admits_initiation(Origin::Channel(2), now), "a peer has a rate of its own there");
     let later = now + Duration::from_millis(100);
     let read = (0..1000).filter(|_| table.admits_initiation(relayed(invents), later)).count();
-    assert_eq!(read as u64, RELAYED_INITIATIONS_PER_SECOND / 10);
+    assert_eq!(read as u64, RELAYED_HANDSHAKES_PER_SECOND / 10);
 }
