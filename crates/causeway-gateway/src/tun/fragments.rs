@@ -21,7 +21,7 @@ type Sender = Option<usize>;
 pub struct FragmentTable {
     /// Peers may use the same addresses for different hosts, so that the sender is a part of the key.
     entries: HashMap<(Sender, FragmentKey), (FlowKey, Instant)>,
-    /// What each sender has entered, the oldest first. An entry that was entered again is here twice, and counts twice.
+    /// The fragments that each sender has entered, the oldest first. One that was entered again is here twice, and counts twice.
     entered: HashMap<Sender, VecDeque<(FragmentKey, Instant)>>,
     count: usize,
 }
