@@ -89,6 +89,11 @@ impl ObjectMeta {
     pub fn named(name: impl Into<String>) -> ObjectMeta {
         ObjectMeta { name: name.into(), ..ObjectMeta::default() }
     }
+
+    /// Tells whether deletion was requested and finalizers keep the object. It grants nothing any more.
+    pub fn is_being_deleted(&self) -> bool {
+        self.deletion_timestamp.is_some()
+    }
 }
 
 /// Points to an object that owns this one.

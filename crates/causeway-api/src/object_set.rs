@@ -182,9 +182,12 @@ impl ObjectSet {
         self.policies_by_server.get(server).into_iter().flatten().filter_map(|name| self.find(name))
     }
 
-    /// The communities that a site is a member of, by name. The site need not exist.
+    /// The communities that a site is a member of, by name. The site need not exist. A community that is being deleted has no
+    /// members.
     pub fn communities_of(&self, site: &str) -> impl Iterator<Item = &ECommunity> {
-        self.communities_by_member.get(site).into_iter().flatten().filter_map(|name| self.find(name))
+        let named = self.communities_by_member.get(site).into_iter().flatten();
+        let found = named.filter_map(|name| self.find::<ECommunity>(name));
+        found.filter(|community| !community.metadata.is_being_deleted())
     }
 
     /// The other sites that share a community with a site, by name.

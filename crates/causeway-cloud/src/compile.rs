@@ -177,8 +177,8 @@ impl<'a> Draft<'a> {
         let servers = self.objects.servers_at(self.site);
         let for_servers =
             servers.flat_map(|server| self.objects.policies_allowing_server(&server.metadata.name));
-        let allowing: BTreeSet<&str> =
-            for_site.chain(for_servers).map(|policy| policy.metadata.name.as_str()).collect();
+        let allowing = for_site.chain(for_servers).filter(|policy| !policy.metadata.is_being_deleted());
+        let allowing: BTreeSet<&str> = allowing.map(|policy| policy.metadata.name.as_str()).collect();
         let nodes = allowing.iter().flat_map(|policy| self.objects.servers_under(policy));
         let nodes = nodes.filter(|server| server.e_site_name != self.site && !server.ports.is_empty());
         let nodes: BTreeMap<&str, &EServer> =
@@ -209,8 +209,10 @@ impl<'a> Draft<'a> {
     fn policies(&mut self) {
         let mut visitors: BTreeMap<&str, &str> = BTreeMap::new();
         for (name, reach) in &self.reach {
-            // One whose ports cannot be read allows no subject.
-            let policy = self.objects.policy(name).filter(|policy| facts::ports(policy).is_some());
+            // One whose ports cannot be read allows no subject, nor does one that is being deleted.
+            let policy = self.objects.policy(name);
+            let policy =
+                policy.filter(|policy| facts::ports(policy).is_some() && !policy.metadata.is_being_deleted());
             let named = policy.into_iter().flat_map(|policy| &policy.allowed_servers);
             let named = named.filter_map(|server| self.objects.server(server));
             let servers: BTreeMap<&str, &str> = named

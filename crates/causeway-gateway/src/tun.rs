@@ -45,11 +45,15 @@ pub mod path_selector;
 
 pub mod relay_permit;
 
+pub mod address_rates;
+
 pub mod admission;
 
 pub mod shares;
 
 pub mod flow;
+
+pub mod fragments;
 
 pub mod client_numbers;
 
@@ -62,6 +66,10 @@ pub mod plan;
 pub mod endpoint_names;
 
 pub mod pending_frames;
+
+pub mod early_packets;
+
+pub mod carried_queue;
 
 pub mod route_table;
 
@@ -114,6 +122,7 @@ use crate::gateway::GatewayContext;
 use crate::packet_carrier::PacketCarrier;
 use admission::OwnSockets;
 use attachment::Attachment;
+use carried_queue::CarriedQueue;
 use counters::{PacketCount, TunnelMetrics};
 use endpoint_names::EndpointNames;
 use noise::StaticKeys;
@@ -154,8 +163,6 @@ const MTU_DEFAULT: u16 = 1420;
 pub const RELAY_BYTES_PER_SECOND: u64 = 4 * relay_permit::SENDER_BYTES_PER_SECOND;
 /// The port that documents use.
 pub const TUNNEL_PORT: u16 = 7446;
-/// Packets that came over the channel and wait for the worker; the newest is dropped.
-const CARRIED_MAX: usize = 1024;
 /// Time between attempts after the device could not be opened, and between checks of addresses and names.
 const RETRY_PERIOD: Duration = Duration::from_secs(5);
 const CHECK_PERIOD: Duration = Duration::from_secs(30);
@@ -231,7 +238,7 @@ pub(crate) struct TunnelShared {
     plan: ArcSwap<ForwardPlan>,
     bridge: Option<String>,
     carrier: Arc<PacketCarrier>,
-    carried: Mutex<VecDeque<(GatewayName, Bytes)>>,
+    carried: Mutex<CarriedQueue>,
     wake: WakeEvent,
     /// Set after the event, so that the worker reads the event only then.
     woken: AtomicBool,
@@ -256,7 +263,7 @@ impl TunnelShared {
     }
 
     fn next_carried(&self) -> Option<(GatewayName, Bytes)> {
-        lock(&self.carried).pop_front()
+        lock(&self.carried).pop()
     }
 
     fn publish(&self, mut state: TunnelState) {
@@ -336,10 +343,8 @@ impl Tunnel {
 
     /// Takes a sealed packet that came over the channel. `from` is the gateway in the certificate of the sender.
     pub fn handle_carried(&self, from: &GatewayName, packet: Bytes) {
-        let mut carried = lock(&self.shared.carried);
-        if carried.len() < CARRIED_MAX {
-            carried.push_back((from.clone(), packet));
-            drop(carried);
+        let is_kept = lock(&self.shared.carried).push(from, packet);
+        if is_kept {
             self.shared.wake();
         }
     }

@@ -249,6 +249,11 @@ pub(super) const CATALOG: &[ConditionEntry] = &[
                 "Set `mode: translate`.",
             ),
             fails(
+                "BeingDeleted",
+                "The ServiceExpose or its EService has a deletion mark: access ends with the mark, not with the last finalizer.",
+                "Wait until the finalizers are removed.",
+            ),
+            fails(
                 "NotTranslatable",
                 "A field of the EService cannot be honoured for packets; the message names it.",
                 "Remove the field, or use mode proxy.",

@@ -116,6 +116,10 @@ pub(super) fn key_is_unique(findings: &mut Findings, objects: &ObjectSet, gatewa
 pub fn why_not_forwarded(objects: &ObjectSet, expose: &ServiceExpose) -> Option<(&'static str, String)> {
     let service = objects.service(&expose.e_service_name)?;
     let name = &service.metadata.name;
+    if expose.metadata.is_being_deleted() || service.metadata.is_being_deleted() {
+        let message = format!("ServiceExpose {} or EService {name} is being deleted", expose.metadata.name);
+        return Some(("BeingDeleted", message));
+    }
     if !expose.is_translated() {
         let is_ip = service.protocol == Protocol::Ip;
         return is_ip.then(|| {
@@ -129,7 +133,8 @@ pub fn why_not_forwarded(objects: &ObjectSet, expose: &ServiceExpose) -> Option<
         ));
     }
     let is_shared = |other: &&ServiceExpose| {
-        !other.is_translated() && other.e_sites.iter().any(|site| expose.e_sites.contains(site))
+        let is_proxied = !other.is_translated() && !other.metadata.is_being_deleted();
+        is_proxied && other.e_sites.iter().any(|site| expose.e_sites.contains(site))
     };
     let other = objects.exposes_of(name).find(is_shared)?;
     let message = format!(

@@ -42,6 +42,14 @@ pub struct TunnelRecord {
     /// The hash of that certificate's key: the tunnel ends with it. Empty in records of older versions.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub identity: String,
+    /// Seconds since 1970 at which that certificate ends, and the tunnel with it. 0 in records of older versions, and for the
+    /// gateway of the cloud.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub expires: i64,
+}
+
+fn is_zero(number: &i64) -> bool {
+    *number == 0
 }
 
 /// A network of a site and the range that was allocated for it.
@@ -77,7 +85,7 @@ impl ObjectSet {
     /// Returns the public key of a gateway: written by a user for a plain WireGuard peer, else the reported one. A gateway
     /// that is being deleted has none, nor has one that was moved to another site until it is enrolled there.
     pub fn tunnel_key(&self, gateway: &str) -> Option<[u8; 32]> {
-        let object = self.gateway(gateway).filter(|object| object.metadata.deletion_timestamp.is_none())?;
+        let object = self.gateway(gateway).filter(|object| !object.metadata.is_being_deleted())?;
         if object.is_plain_wireguard() {
             return super::parse_key(&object.public_key);
         }

@@ -44,10 +44,12 @@ pub struct AffectedGateways {
 }
 
 impl NetmapChanges {
-    /// Takes note of one change: the object before and after it.
+    /// Takes note of one change: the object before and after it. A deletion mark is a change: an object that is being deleted
+    /// grants nothing.
     pub fn note(&mut self, old: Option<&Object>, new: Option<&Object>) {
         if let (Some(old), Some(new)) = (old, new)
             && old.same_fields(new)
+            && old.metadata().is_being_deleted() == new.metadata().is_being_deleted()
         {
             return;
         }
@@ -228,8 +230,8 @@ impl AffectedGateways {
 mod tests {
     use std::collections::BTreeMap;
 
-    use causeway_api::Kind;
     use causeway_api::layer3::{TunnelRecord, show_key};
+    use causeway_api::{Kind, Time};
     use causeway_netmap::Generation;
     use serde_json::{Value, json};
     use testlab::random::SeededRandom;
@@ -320,7 +322,12 @@ mod tests {
                 for _ in 0..=random.below(2) {
                     let object = random.object();
                     let old = objects.remove(object.kind(), object.name());
-                    let new = (random.below(4) > 0).then_some(object);
+                    let mut new = (random.below(4) > 0).then_some(object);
+                    // The same object with a deletion mark.
+                    if let (Some(old), 0) = (&old, random.below(3)) {
+                        let marked = new.insert(old.clone());
+                        marked.metadata_mut().deletion_timestamp = Some(Time::from_second(1));
+                    }
                     changes.note(old.as_ref(), new.as_ref());
                     new.into_iter().for_each(|new| objects.insert(new));
                 }

@@ -29,10 +29,15 @@ pub fn owner_of<'a>(objects: &'a ObjectSet, active: &ActiveGateways, site: &str)
     stored.filter(|gateway| gateway.e_site_name == site).or_else(first)
 }
 
+/// Returns all communities, except those that are being deleted.
+fn communities(objects: &ObjectSet) -> impl Iterator<Item = &ECommunity> {
+    objects.all::<ECommunity>().filter(|community| !community.metadata.is_being_deleted())
+}
+
 /// Returns the gateways that carry the networks of a member of any community, except those of the cloud.
 fn members_at<'a>(objects: &'a ObjectSet, active: &'a ActiveGateways) -> impl Iterator<Item = &'a str> {
     let sites: BTreeSet<&str> =
-        objects.all::<ECommunity>().flat_map(|community| &community.members).map(String::as_str).collect();
+        communities(objects).flat_map(|community| &community.members).map(String::as_str).collect();
     sites.into_iter().filter(|site| *site != CLOUD).flat_map(move |site| {
         let owner = owner_of(objects, active, site);
         let with_networks = objects.gateways_at(site).filter(|gateway| gateway.networks().next().is_some());
@@ -150,8 +155,7 @@ impl<'a> Draft<'a> {
     /// cloud serves all communities, and the sites of translated services.
     fn relay_groups(&mut self, name: &str) {
         let is_cloud = name == CLOUD;
-        let communities = self.objects.all::<ECommunity>();
-        let communities = communities
+        let communities = communities(self.objects)
             .filter(|community| is_cloud || community.members.iter().any(|member| member == self.site))
             .map(|community| (community.metadata.name.clone(), sorted(&community.members)));
         let mut groups: Vec<(String, Vec<&str>)> = communities.collect();
@@ -229,7 +233,8 @@ impl<'a> Draft<'a> {
             let is_here = |server: &String| {
                 self.objects.server(server).is_some_and(|host| host.e_site_name == self.site)
             };
-            let mut allowing = policies.filter(|policy| policy.http.is_empty());
+            let mut allowing =
+                policies.filter(|policy| policy.http.is_empty() && !policy.metadata.is_being_deleted());
             let is_allowed = allowing.any(|policy| {
                 policy.allowed_sites.iter().any(|allowed| allowed == self.site)
                     || policy.allowed_servers.iter().any(is_here)

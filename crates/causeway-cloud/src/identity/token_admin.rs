@@ -103,6 +103,14 @@ impl Registrar {
         Ok(is_alive.then(|| EnrolledGateway { gateway: gateway.to_owned(), until }))
     }
 
+    /// Returns the end of the last certificate of a gateway. None: it has no valid key, because it was never enrolled or was
+    /// revoked.
+    pub async fn certificate_end(&self, gateway: &str) -> Result<Option<SystemTime>, StoreError> {
+        let found = self.current_gateway(gateway).await?;
+        let valid = found.filter(|(record, _)| record.key.is_some());
+        Ok(valid.map(|(record, _)| from_unix_seconds(record.expires)))
+    }
+
     /// Makes a join token for one gateway. The objects of site and gateway are the caller's business.
     pub async fn create_join_token(
         &self,

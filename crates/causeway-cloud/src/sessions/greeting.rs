@@ -96,7 +96,8 @@ impl Shared {
                 self.check_moved(&session, moves).await;
                 if let Some(tunnels) = &self.services.tunnels {
                     let seen = link.remote_address().ip();
-                    tunnels.handle(&session.peer, &session.key, hello.tunnel.as_ref(), seen);
+                    let proof = (&session.key, session.not_after);
+                    tunnels.handle(&session.peer, proof, hello.tunnel.as_ref(), seen);
                 }
                 // From here on the edge may open streams; it does so when it has the welcome.
                 link.admit_within(&session.budget);

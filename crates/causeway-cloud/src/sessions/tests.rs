@@ -501,6 +501,52 @@ async fn the_tunnel_of_a_revoked_gateway_ends_connected_or_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_ends_with_the_certificate_of_its_gateway() {
+    let lab = Lab::new().await;
+    let has_tunnels = async |expected: &[&str]| {
+        let waiting = async {
+            loop {
+                let found = lab.registry.store().list("tunnels/", Default::default()).await.unwrap().records;
+                if found.iter().map(|record| &*record.key).eq(expected.iter().copied()) {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        within(waiting).await;
+    };
+    lab.stand("g", "oslo").await;
+    let edge = lab.enrol("g", "oslo").await;
+    let link = lab.dial(&edge, DialTransports::TcpOnly).await;
+    let (mut reader, mut writer) = control(&link).await;
+    let tunnel = control::TunnelReport { public_key: vec![7; 32].into(), port: 7446, ..Default::default() };
+    let hello =
+        Hello { version: control::VERSION, epoch: 3_000_000, tunnel: Some(tunnel), ..Hello::default() };
+    writer.push(encode_edge(hello).unwrap());
+    writer.drain().await.unwrap();
+    within(reader.next()).await.unwrap().unwrap();
+    has_tunnels(&["tunnels/g"]).await;
+    // Records of an older version name no certificate: the enrolment decides.
+    lab.stand("h", "oslo").await;
+    lab.enrol("h", "oslo").await;
+    for gateway in ["cloud", "h", "never"] {
+        let value = br#"{"publicKey":"k","port":7446}"#.to_vec().into();
+        lab.registry.store().create(&format!("tunnels/{gateway}"), value).await.unwrap();
+    }
+    lab.stand("other", "oslo").await;
+    lab.enrol("other", "oslo").await;
+    lab.registrar.revoke_gateway("other", OpenTokens::Close).await.unwrap();
+    has_tunnels(&["tunnels/cloud", "tunnels/g", "tunnels/h"]).await;
+    lab.registrar.revoke_gateway("h", OpenTokens::Close).await.unwrap();
+    has_tunnels(&["tunnels/cloud", "tunnels/g"]).await;
+    link.close(CloseReason::new(CloseCode::Done, ""));
+    let not_after = CertificateFacts::read(&edge.credentials.chain[0]).unwrap().not_after;
+    let ahead = not_after.duration_since(SystemTime::now()).unwrap() + Duration::from_secs(2);
+    lab.ahead.store(ahead.as_millis() as i64, Ordering::SeqCst);
+    has_tunnels(&["tunnels/cloud"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_secondary_link_never_outlives_its_session() {
     let lab = Lab::new().await;
     lab.stand("g", "oslo").await;

@@ -3,7 +3,7 @@
 use causeway_api::layer3::show_key;
 use causeway_channel::wire::control::TunnelReport;
 
-use super::reports::{NextRecord, next_record, record_of};
+use super::reports::{NextRecord, ReportRates, next_record, record_of};
 use super::*;
 
 fn report(key: &[u8], port: u32, addresses: &[&[u8]]) -> TunnelReport {
@@ -72,4 +72,19 @@ fn a_record_enters_and_leaves_the_picture() {
     );
     assert!(objects.layer3.ranges.is_empty());
     assert_eq!(take_record(&mut objects, "esites/a", Some(b"{}")), None);
+}
+
+#[test]
+fn the_tunnel_of_one_gateway_is_written_every_five_seconds_at_most() {
+    let (mut rates, begin) = (ReportRates::default(), tokio::time::Instant::now());
+    let written = (0..600).filter(|tenths| {
+        let now = begin + std::time::Duration::from_millis(tenths * 100);
+        let is_due = rates.is_due("g", now);
+        if is_due {
+            rates.note("g".into(), now);
+        }
+        is_due
+    });
+    assert_eq!(written.count(), 12, "a gateway that reports another tunnel ten times a second for a minute");
+    assert!(rates.is_due("h", begin), "another gateway is written at once");
 }

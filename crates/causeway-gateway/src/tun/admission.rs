@@ -52,6 +52,8 @@ pub enum FlowRefusal {
     ServerDenied,
     #[error("the destination is a listener of the gateway itself")]
     OwnListener,
+    #[error("the address stands for a service of another site, and serves hosts of this site only")]
+    Presence,
     #[error("this gateway has reached its maximum of flows")]
     Full,
     #[error("over the limit of the policy")]
@@ -68,6 +70,7 @@ impl FlowRefusal {
             FlowRefusal::NotServed => "not-served",
             FlowRefusal::ServerDenied => "server-denied",
             FlowRefusal::OwnListener => "own-listener",
+            FlowRefusal::Presence => "presence",
             FlowRefusal::Full => "full",
             FlowRefusal::Limit => "limit",
         }

@@ -3,7 +3,7 @@
 //! They come from the upper half of the presence range. A client has one address, the same after a restart unless another
 //! client came first. A part of the range is kept for clients that find none free: they share its addresses by port.
 //! Bounded by the range and by `ADDRESSES_MAX`; the clients of one peer hold at most three quarters of both, so that a
-//! gateway that was taken over leaves addresses to the other ones.
+//! gateway that was taken over leaves addresses to the other ones. One client has no more shared ports than are free for its peer.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -42,8 +42,9 @@ pub struct ClientAddresses {
     /// Protocol and port of a client, and the end that it has.
     shared: HashMap<(ClientId, u8, u16), ClientEnd>,
     ends: HashMap<(ClientEnd, u8), (ClientId, u16)>,
-    /// Entries per peer, by its slot: derived from `own` and `shared`.
+    /// Entries per peer, by its slot, and shared ports per client: derived from `own` and `shared`.
     held: HashMap<usize, HeldByPeer>,
+    shared_by_client: HashMap<ClientId, usize>,
 }
 
 /// The number of entries that the clients of one peer have.
@@ -143,7 +144,13 @@ impl ClientAddresses {
         if port == 0 {
             return None;
         }
+        let of_client = self.shared_by_client.get(&client).copied().unwrap_or(0);
+        let free = range.shared_ports().min(part_of_one_peer(ADDRESSES_MAX)).saturating_sub(held.shared);
+        if of_client >= free {
+            return None;
+        }
         let end = range.shared(start, port).find(|end| !self.ends.contains_key(&(*end, protocol)))?;
+        *self.shared_by_client.entry(client).or_default() += 1;
         held.shared += 1;
         self.shared.insert((client, protocol, port), end);
         self.ends.insert((end, protocol), (client, port));
@@ -166,16 +173,18 @@ impl ClientAddresses {
         self.owners.retain(|_, client| client.peer != peer);
         self.shared.retain(|(client, ..), _| client.peer != peer);
         self.ends.retain(|_, (client, _)| client.peer != peer);
-        self.held.remove(&peer);
+        self.count_again();
     }
 
     fn count_again(&mut self) {
         self.held.clear();
+        self.shared_by_client.clear();
         for (client, address) in &self.own {
             *self.held.entry(client.peer).or_default().own(address.is_ipv4()) += 1;
         }
         for (client, ..) in self.shared.keys() {
             self.held.entry(client.peer).or_default().shared += 1;
+            *self.shared_by_client.entry(*client).or_default() += 1;
         }
     }
 }
@@ -214,6 +223,12 @@ impl AddressRange {
 
     fn shared_count(&self) -> u128 {
         self.count.min((self.count / SHARED_PART).clamp(1, 1024))
+    }
+
+    /// Returns the number of ports of one protocol that the shared addresses have.
+    fn shared_ports(&self) -> usize {
+        let ports = self.shared_count() * (u128::from(u16::MAX - SHARED_PORT_MIN) + 1);
+        usize::try_from(ports).unwrap_or(usize::MAX)
     }
 
     fn address(&self, index: u128) -> IpAddr {

@@ -44,9 +44,11 @@ pub enum DropReason {
     RelayLimit,
     /// A network marked congestion on the way, and the sender of the packet does not understand the mark.
     Congestion,
+    /// An ICMP error for another host than the one whose packet it quotes, or from another site than that of the flow.
+    IcmpError,
 }
 
-pub const DROP_REASONS: [(DropReason, &str); 17] = [
+pub const DROP_REASONS: [(DropReason, &str); 18] = [
     (DropReason::Malformed, "malformed"),
     (DropReason::ForeignSource, "foreign-source"),
     (DropReason::NoRoute, "no-route"),
@@ -64,6 +66,7 @@ pub const DROP_REASONS: [(DropReason, &str); 17] = [
     (DropReason::RelayNoPath, "relay-no-path"),
     (DropReason::RelayLimit, "relay-limit"),
     (DropReason::Congestion, "congestion"),
+    (DropReason::IcmpError, "icmp-error"),
 ];
 
 /// Counters of the worker since its start.

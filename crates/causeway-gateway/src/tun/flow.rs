@@ -6,12 +6,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
 
 use causeway_netmap::{GatewayName, ServiceName};
 
 use super::admission::{FlowRefusal, FlowRight, FlowStart};
+use super::fragments::FragmentTable;
 use super::packet::{self, Fragment, ParsedPacket, TcpHeader, TransportHeader};
 use super::rewrite::PacketEnds;
 use super::shares::{FlowShares, ShareId};
@@ -19,10 +21,6 @@ use super::translate::{Direction, PrefixTable};
 
 /// Flows at the same time: an entry has about 200 bytes.
 pub const FLOWS_MAX: usize = 65_536;
-/// Fragmented packets whose first fragment was seen.
-const FRAGMENTS_MAX: usize = 4096;
-/// RFC 8200, 4.5: reassembly is given up after 60 seconds.
-const FRAGMENT_LIFETIME: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FlowKey {
@@ -48,10 +46,30 @@ pub struct Flow {
     pub inbound: Traffic,
     closing: Closing,
     share: Option<ShareId>,
-    /// The peer whose packet began the flow. None: a host of this site began it.
-    begun_by: Option<usize>,
+    begun_by: FlowSender,
     /// None: the flow is of no translated service.
     pub service: Option<Box<ServiceFlow>>,
+}
+
+/// A flow that is to begin.
+#[derive(Clone, Debug)]
+pub struct NewFlow {
+    pub key: FlowKey,
+    /// The slot of the peer behind which the remote end is.
+    pub peer: usize,
+    pub sender: FlowSender,
+    pub start: FlowStart,
+    pub right: FlowRight,
+}
+
+/// The sender of the packet with which an entry began. The entry is charged to it, also when the packet looks like a reply and
+/// the flow is therefore taken to have begun at the other end.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FlowSender {
+    /// The slot of the peer that sent it. None: a host of this site.
+    pub peer: Option<usize>,
+    /// The source of the packet as it came: on the wire for packets of peers.
+    pub host: IpAddr,
 }
 
 /// The ends that a flow of a translated service has on the wire.
@@ -123,6 +141,8 @@ pub enum Lookup {
     Fragment(FragmentKey),
     /// An ICMP error about a packet of this flow.
     Related(FlowKey),
+    /// An ICMP error for another host than the sender of the packet that it quotes.
+    Misdirected,
     /// An ICMP message that has no meaning between sites.
     Unrelated,
 }
@@ -145,11 +165,12 @@ impl FragmentKey {
 
 pub struct FlowTable {
     flows: HashMap<FlowKey, Flow>,
-    fragments: HashMap<FragmentKey, (FlowKey, Instant)>,
+    pub fragments: FragmentTable,
     shares: FlowShares,
     flows_max: usize,
-    /// The number of flows that each peer began.
+    /// The number of flows that each peer began, and each host.
     begun_by_peers: HashMap<usize, usize>,
+    begun_by_hosts: HashMap<FlowSender, usize>,
 }
 
 /// Returns how a packet is looked up, before its translation.
@@ -195,6 +216,11 @@ fn related(
 ) -> Option<Lookup> {
     let quoted = bytes.get(packet::quoted_at(packet)..packet.length)?;
     let inner = packet::parse_quoted(quoted).ok()?;
+    // RFC 1122, 3.2.2: an error goes to the sender of the packet that caused it. The quoted packet alone would let a peer send
+    // to every host, if only it knows of one flow.
+    if inner.source != packet.destination {
+        return Some(Lookup::Misdirected);
+    }
     let (source, destination) = match inner.transport {
         TransportHeader::Tcp(tcp) => (tcp.source, tcp.destination),
         TransportHeader::Udp { source, destination } => (source, destination),
@@ -223,10 +249,11 @@ impl FlowTable {
     pub fn new(flows_max: usize) -> FlowTable {
         FlowTable {
             flows: HashMap::new(),
-            fragments: HashMap::new(),
+            fragments: FragmentTable::default(),
             shares: FlowShares::default(),
             flows_max,
             begun_by_peers: HashMap::new(),
+            begun_by_hosts: HashMap::new(),
         }
     }
 
@@ -246,34 +273,21 @@ impl FlowTable {
         self.flows.get_mut(key)
     }
 
-    /// Enters a flow that was judged. One peer may begin no more than half of all flows: a gateway that was taken over
-    /// cannot keep the hosts of other sites, or of this one, from beginning theirs.
-    pub fn begin(
-        &mut self,
-        key: FlowKey,
-        peer: usize,
-        start: FlowStart,
-        right: FlowRight,
-        now: Instant,
-        began: SystemTime,
-    ) -> Result<&mut Flow, FlowRefusal> {
-        if self.flows.len() >= self.flows_max {
-            return Err(FlowRefusal::Full);
-        }
-        let begun_by = (start.direction == Direction::Inbound).then_some(peer);
-        let held = begun_by.and_then(|peer| self.begun_by_peers.get(&peer));
-        if held.is_some_and(|held| *held >= self.flows_max / 2) && !self.flows.contains_key(&key) {
-            return Err(FlowRefusal::Full);
-        }
-        let (outbound, inbound) = (Traffic::default(), Traffic::default());
-        let closing = Closing::default();
-        // The gateway of the host that begins enforces the limits.
-        let share = match start.direction {
-            Direction::Outbound => self.shares.enter(&right, now).map_err(|_| FlowRefusal::Limit)?,
-            Direction::Inbound => None,
+    /// Enters a flow that was judged, and charges it to the sender of its first packet.
+    pub fn begin(&mut self, new: NewFlow, now: Instant, began: SystemTime) -> Result<&mut Flow, FlowRefusal> {
+        let NewFlow { key, peer, sender, start, right } = new;
+        let has_room = self.has_room_for(sender);
+        let free = match self.flows.entry(key) {
+            Entry::Occupied(known) => return Ok(known.into_mut()),
+            Entry::Vacant(free) if has_room => free,
+            Entry::Vacant(_) => return Err(FlowRefusal::Full),
         };
-        let service = None;
-        let flow = Flow {
+        let share = self.shares.enter(&right, now).map_err(|_| FlowRefusal::Limit)?;
+        if let Some(peer) = sender.peer {
+            *self.begun_by_peers.entry(peer).or_default() += 1;
+        }
+        *self.begun_by_hosts.entry(sender).or_default() += 1;
+        Ok(free.insert(Flow {
             key,
             peer,
             start,
@@ -281,35 +295,32 @@ impl FlowTable {
             began,
             begun: now,
             last: now,
-            outbound,
-            inbound,
-            closing,
+            outbound: Traffic::default(),
+            inbound: Traffic::default(),
+            closing: Closing::default(),
             share,
-            begun_by,
-            service,
-        };
-        match self.flows.entry(key) {
-            Entry::Occupied(known) => Ok(known.into_mut()),
-            Entry::Vacant(free) => {
-                if let Some(peer) = begun_by {
-                    *self.begun_by_peers.entry(peer).or_default() += 1;
-                }
-                Ok(free.insert(flow))
-            }
-        }
+            begun_by: sender,
+            service: None,
+        }))
+    }
+
+    /// Tells whether a sender may begin a further flow. One peer begins no more than half of all flows: a gateway that was taken
+    /// over cannot keep the hosts of other sites, or of this one, from beginning theirs. One host has no more than are free: it
+    /// leaves half of them, two leave a third, and a host with few flows always finds a place.
+    fn has_room_for(&self, sender: FlowSender) -> bool {
+        let free = self.flows_max.saturating_sub(self.flows.len());
+        let of_peer = sender.peer.and_then(|peer| self.begun_by_peers.get(&peer)).copied().unwrap_or(0);
+        let of_host = self.begun_by_hosts.get(&sender).copied().unwrap_or(0);
+        of_peer < self.flows_max / 2 && of_host < free
     }
 
     fn remove(&mut self, key: &FlowKey) -> Option<Flow> {
         let flow = self.flows.remove(key)?;
         self.shares.release(flow.share);
-        if let Some(peer) = flow.begun_by
-            && let Entry::Occupied(mut held) = self.begun_by_peers.entry(peer)
-        {
-            *held.get_mut() -= 1;
-            if *held.get() == 0 {
-                held.remove();
-            }
+        if let Some(peer) = flow.begun_by.peer {
+            count_down(&mut self.begun_by_peers, peer);
         }
+        count_down(&mut self.begun_by_hosts, flow.begun_by);
         Some(flow)
     }
 
@@ -324,24 +335,9 @@ impl FlowTable {
         self.shares.sweep();
     }
 
-    /// Remembers the flow of a fragmented packet by its first fragment.
-    pub fn note_fragment(&mut self, fragment: FragmentKey, key: FlowKey, now: Instant) {
-        if self.fragments.len() >= FRAGMENTS_MAX {
-            self.fragments.retain(|_, (_, seen)| now.duration_since(*seen) < FRAGMENT_LIFETIME);
-        }
-        if self.fragments.len() < FRAGMENTS_MAX {
-            self.fragments.insert(fragment, (key, now));
-        }
-    }
-
-    /// Returns the flow of a later fragment.
-    pub fn of_fragment(&self, key: &FragmentKey) -> Option<FlowKey> {
-        self.fragments.get(key).map(|(key, _)| *key)
-    }
-
     /// Removes flows that ended, and calls `ended` for each.
     pub fn expire(&mut self, now: Instant, mut ended: impl FnMut(Flow, FlowEnd)) {
-        self.fragments.retain(|_, (_, seen)| now.duration_since(*seen) < FRAGMENT_LIFETIME);
+        self.fragments.expire(now);
         let due = self.flows.iter().filter_map(|(key, flow)| Some((*key, flow.end_at(now)?)));
         for (key, end) in due.collect::<Vec<_>>() {
             if let Some(flow) = self.remove(&key) {
@@ -358,9 +354,23 @@ impl FlowTable {
     ) {
         let mut revoked = Vec::new();
         for (key, flow) in &mut self.flows {
+            let before = flow.peer;
             match judge(flow) {
-                Ok(right) => flow.right = right,
+                Ok(right) if right != flow.right => {
+                    flow.share = self.shares.follow(flow.share, &right);
+                    flow.right = right;
+                }
+                Ok(_) => {}
                 Err(_) => revoked.push(*key),
+            }
+            // The hosts of the sender are behind another peer now, and the slot of the former one may be given to a third.
+            if flow.begun_by.peer == Some(before) && flow.peer != before {
+                let sender = FlowSender { peer: Some(flow.peer), ..flow.begun_by };
+                count_down(&mut self.begun_by_peers, before);
+                count_down(&mut self.begun_by_hosts, flow.begun_by);
+                *self.begun_by_peers.entry(flow.peer).or_default() += 1;
+                *self.begun_by_hosts.entry(sender).or_default() += 1;
+                flow.begun_by = sender;
             }
         }
         for key in revoked {
@@ -373,7 +383,18 @@ impl FlowTable {
     /// Ends all flows.
     pub fn stop(&mut self, mut ended: impl FnMut(Flow, FlowEnd)) {
         self.begun_by_peers.clear();
+        self.begun_by_hosts.clear();
         self.flows.drain().for_each(|(_, flow)| ended(flow, FlowEnd::Stopped));
+    }
+}
+
+/// Takes one from a count, and forgets it when nothing is left.
+fn count_down<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: K) {
+    if let Entry::Occupied(mut held) = counts.entry(key) {
+        *held.get_mut() -= 1;
+        if *held.get() == 0 {
+            held.remove();
+        }
     }
 }
 

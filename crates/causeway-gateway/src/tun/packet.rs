@@ -2,7 +2,8 @@
 //!
 //! Input: bytes from hosts and from other gateways. Output: addresses, ports and the offsets at which
 //! `translate`, `mss` and `offload` change a packet. No input panics. A packet that can be read in two ways is
-//! refused: a first fragment without its whole transport header, a source route, an impossible length.
+//! refused: a first fragment without its whole transport header, a later one that would replace a part of it, a second
+//! fragment header, a source route, an impossible length.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -98,10 +99,16 @@ pub enum PacketError {
     SourceRoute,
     #[error("too many extension headers")]
     ExtensionHeaders,
+    #[error("a later fragment overlaps the TCP header of the first one")]
+    FragmentOverlap,
+    #[error("a second fragment header")]
+    FragmentHeaders,
 }
 
 /// The number of bytes behind the IP header that an ICMP error quotes at least (RFC 792).
 const QUOTED_MIN_BYTES: usize = 8;
+/// The smallest TCP header. The first fragment holds it, so that no later fragment of a sender begins inside it.
+const TCP_HEADER_MIN_BYTES: usize = 20;
 /// RFC 8200, 4.1 lists seven; a sender may repeat destination options once.
 const EXTENSION_HEADERS_MAX: usize = 8;
 
@@ -166,7 +173,7 @@ fn parse_v4(bytes: &[u8], quoted: bool) -> Result<ParsedPacket, PacketError> {
         (offset, _) if usize::from(offset) * 8 + length - header_bytes > 65_535 => {
             return Err(PacketError::Length);
         }
-        _ => Fragment::Later { id },
+        (offset, _) => later_fragment(id, header[9], offset)?,
     };
     Ok(ParsedPacket {
         source: Ipv4Addr::new(header[12], header[13], header[14], header[15]).into(),
@@ -224,6 +231,7 @@ fn parse_v6(bytes: &[u8], quoted: bool) -> Result<ParsedPacket, PacketError> {
         transport: TransportHeader::Opaque,
     };
     let end = length.min(bytes.len());
+    let mut has_fragment_header = false;
     for _ in 0..EXTENSION_HEADERS_MAX {
         let here = bytes.get(packet.transport_at..end).unwrap_or_default();
         let (next, step) = match packet.protocol {
@@ -236,7 +244,10 @@ fn parse_v6(bytes: &[u8], quoted: bool) -> Result<ParsedPacket, PacketError> {
                 }
                 extension(here)?
             }
+            // RFC 8200, 4.5: a packet has one. A second one would hide the flow of the first from this reader, or the reverse.
+            44 if has_fragment_header => return Err(PacketError::FragmentHeaders),
             44 => {
+                has_fragment_header = true;
                 let fragment: &[u8; 8] = here.first_chunk().ok_or(PacketError::Truncated)?;
                 let id = u32::from_be_bytes([fragment[4], fragment[5], fragment[6], fragment[7]]);
                 let offset = u16::from_be_bytes([fragment[2], fragment[3]]);
@@ -247,7 +258,7 @@ fn parse_v6(bytes: &[u8], quoted: bool) -> Result<ParsedPacket, PacketError> {
                     (offset, _) if usize::from(offset) * 8 + here.len() - 8 > 65_535 => {
                         return Err(PacketError::Length);
                     }
-                    _ => Fragment::Later { id },
+                    (offset, _) => later_fragment(id, fragment[0], offset)?,
                 };
                 (fragment[0], 8)
             }
@@ -266,6 +277,15 @@ fn parse_v6(bytes: &[u8], quoted: bool) -> Result<ParsedPacket, PacketError> {
     Err(PacketError::ExtensionHeaders)
 }
 
+/// Returns a fragment after the first one, `offset` units of 8 bytes behind it. One that would replace flags or ports that
+/// were judged in the first one is refused (RFC 1858, 4; RFC 3128).
+fn later_fragment(id: u32, protocol: u8, offset: u16) -> Result<Fragment, PacketError> {
+    match protocol == TCP && usize::from(offset) * 8 < TCP_HEADER_MIN_BYTES {
+        true => Err(PacketError::FragmentOverlap),
+        false => Ok(Fragment::Later { id }),
+    }
+}
+
 fn extension(here: &[u8]) -> Result<(u8, usize), PacketError> {
     match here {
         [next, units, ..] => Ok((*next, (usize::from(*units) + 1) * 8)),
@@ -281,7 +301,7 @@ fn parse_transport(
 ) -> Result<TransportHeader, PacketError> {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let needed = match protocol {
-        TCP if !quoted => 20,
+        TCP if !quoted => TCP_HEADER_MIN_BYTES,
         TCP | UDP | ICMP | ICMPV6 => QUOTED_MIN_BYTES,
         _ => return Ok(TransportHeader::Opaque),
     };
@@ -291,10 +311,10 @@ fn parse_transport(
     Ok(match (protocol, v4) {
         (TCP, _) => {
             let (header_bytes, flags) = match quoted {
-                true => (20, 0),
+                true => (TCP_HEADER_MIN_BYTES, 0),
                 false => (usize::from(bytes[12] >> 4) * 4, bytes[13]),
             };
-            if !quoted && (header_bytes < 20 || header_bytes > bytes.len()) {
+            if !quoted && (header_bytes < TCP_HEADER_MIN_BYTES || header_bytes > bytes.len()) {
                 return Err(PacketError::Length);
             }
             let sequence = u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);

@@ -2,6 +2,7 @@
 //!
 //! Made once per netmap, outside of the worker; read for every packet.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -25,6 +26,8 @@ pub struct ForwardPlan {
     pub networks_on_wire: Vec<IpNet>,
     pub peers: Vec<PlannedPeer>,
     pub services: ServicePlan,
+    /// Addresses here that stand for services of other sites.
+    presences: HashSet<IpAddr>,
     /// The sites between which this gateway forwards sealed packets. Empty: it is no relay.
     pub relay_groups: RelayGroups,
 }
@@ -62,7 +65,26 @@ impl ForwardPlan {
         let mappings = PrefixTable::new(pairs.into_iter().map(|(_, pair)| pair));
         let services = ServicePlan::new(&view);
         let relay_groups = RelayGroups::new(&view);
-        ForwardPlan { view, own, networks, mappings, networks_on_wire, peers, services, relay_groups }
+        let proxied = view.presences.values().flat_map(|presence| &presence.addresses);
+        let translated = view.translated_presences.values().flat_map(|presence| &presence.addresses);
+        let presences = proxied.chain(translated).map(|address| address.0).collect();
+        ForwardPlan {
+            view,
+            own,
+            networks,
+            mappings,
+            networks_on_wire,
+            peers,
+            services,
+            presences,
+            relay_groups,
+        }
+    }
+
+    /// Tells whether an address of this site stands for a service or a client of another site. Such an address may lie inside the
+    /// networks of this site, and packets to it leave the site again.
+    pub fn stands_for_other_site(&self, real: IpAddr) -> bool {
+        self.presences.contains(&real) || self.services.is_client_address(real)
     }
 
     pub fn is_own(&self, real: IpAddr) -> bool {

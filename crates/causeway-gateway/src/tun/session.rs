@@ -207,8 +207,8 @@ impl PeerSession {
         Some(message)
     }
 
-    /// Returns false if the peer sends initiations over the channel or a relay faster than it may. They are refused before the costly
-    /// part of the handshake; those from an address are held back by cookies.
+    /// Returns false if the peer sends initiations over the channel faster than it may. They are refused before the costly part of
+    /// the handshake.
     pub fn admits_initiation(&mut self, now: Instant) -> bool {
         let last = self.last_initiation_attempt.replace(now);
         last.is_none_or(|last| now.duration_since(last) >= INITIATION_INTERVAL_MIN)

@@ -1,7 +1,7 @@
 //! The limits of policies on flows: how many a subject may have and begin, and how many bytes may cross.
 //!
-//! Like `limits`, with a share per policy and subject, and enforced at the gateway of the host that begins. Packets
-//! over the rate are dropped, so that TCP slows down. The worker owns the table: no lock per packet.
+//! Like `limits`, with a share per policy and subject. Enforced at both gateways: the one of the host that begins may have been
+//! taken over. Packets over the rate are dropped, so that TCP slows down. The worker owns the table: no lock per packet.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -47,23 +47,8 @@ impl FlowShares {
     /// Counts a flow that begins. None: it has no limits. An error: it is over one.
     pub fn enter(&mut self, right: &FlowRight, now: Instant) -> Result<Option<ShareId>, OverLimit> {
         let Some(limits) = right.limits else { return Ok(None) };
-        let key =
-            ShareKey { rule: right.rule.clone(), site: right.site.clone(), subject: right.subject.clone() };
-        let slot = match self.by_key.get(&key) {
-            Some(slot) => *slot,
-            None => {
-                let free = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
-                if free == self.slots.len() {
-                    self.slots.push(None);
-                }
-                self.by_key.insert(key.clone(), free);
-                let (begun, sent, received) = Default::default();
-                self.slots[free] = Some(FlowShare { key, limits, flows: 0, begun, sent, received });
-                free
-            }
-        };
+        let slot = self.slot_of(right, limits);
         let Some(share) = self.slots.get_mut(slot).and_then(Option::as_mut) else { return Err(OverLimit) };
-        share.limits = limits;
         let too_many = limits.connections.is_some_and(|max| share.flows >= max);
         let too_fast = limits
             .connections_per_second
@@ -75,6 +60,43 @@ impl FlowShares {
         }
         share.flows += 1;
         Ok(Some(ShareId(slot)))
+    }
+
+    /// Brings an open flow in step with a right that was judged again. It is counted and not refused: packets over the rate are
+    /// dropped, and further flows are refused until there are fewer than the limit.
+    pub fn follow(&mut self, share: Option<ShareId>, right: &FlowRight) -> Option<ShareId> {
+        let followed = right.limits.map(|limits| ShareId(self.slot_of(right, limits)));
+        if followed == share {
+            return share;
+        }
+        if let Some(ShareId(slot)) = followed
+            && let Some(share) = self.slots.get_mut(slot).and_then(Option::as_mut)
+        {
+            share.flows += 1;
+        }
+        self.release(share);
+        followed
+    }
+
+    /// Returns the place of a share, which has these limits from now on.
+    fn slot_of(&mut self, right: &FlowRight, limits: PolicyLimits) -> usize {
+        let key =
+            ShareKey { rule: right.rule.clone(), site: right.site.clone(), subject: right.subject.clone() };
+        let slot = self.by_key.get(&key).copied();
+        let slot = slot.unwrap_or_else(|| {
+            let free = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+            if free == self.slots.len() {
+                self.slots.push(None);
+            }
+            self.by_key.insert(key.clone(), free);
+            let (begun, sent, received) = Default::default();
+            self.slots[free] = Some(FlowShare { key, limits, flows: 0, begun, sent, received });
+            free
+        });
+        if let Some(share) = self.slots.get_mut(slot).and_then(Option::as_mut) {
+            share.limits = limits;
+        }
+        slot
     }
 
     pub fn release(&mut self, share: Option<ShareId>) {
@@ -151,6 +173,24 @@ mod tests {
         assert!(!shares.take(share, true, 1, now + Duration::from_secs(58)));
         assert!(shares.take(share, true, 1, now + Duration::from_secs(61)));
         assert!(shares.take(share, false, 1_000_000, now));
+    }
+
+    #[test]
+    fn limits_that_come_change_and_go_count_for_open_flows() {
+        let (mut shares, now) = (FlowShares::default(), Instant::now());
+        let none = FlowRight { limits: None, ..right(PolicyLimits::default()) };
+        let slow = |rate| right(PolicyLimits { bytes_per_second_in: Some(rate), ..Default::default() });
+        let share = shares.enter(&none, now).unwrap();
+        assert!(share.is_none() && shares.take(share, true, 60_000, now));
+        let share = shares.follow(share, &slow(1000));
+        assert!(shares.take(share, true, 60_000, now) && !shares.take(share, true, 1, now), "a limit came");
+        assert_eq!(shares.follow(share, &slow(0)), share);
+        assert!(!shares.take(share, true, 1, now + Duration::from_secs(1000)), "nothing may cross");
+        let few = right(PolicyLimits { connections: Some(1), ..Default::default() });
+        assert_eq!(shares.follow(share, &few), share);
+        assert_eq!(shares.enter(&few, now), Err(OverLimit), "the open flow counts");
+        assert_eq!(shares.follow(share, &none), None);
+        assert!(shares.by_key.is_empty() && shares.slots.iter().all(Option::is_none));
     }
 
     #[test]

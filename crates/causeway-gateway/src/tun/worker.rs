@@ -12,20 +12,21 @@ mod outbound;
 pub mod peers;
 mod records;
 mod relay;
+mod reply_shares;
 mod train;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use bytes::Bytes;
-use causeway_netmap::GatewayName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::address_rates::AddressRates;
 use super::busy_poll::{BusyPoll, Turn};
 use super::counters::{DropReason, PathLabel, TunnelCounters};
+use super::early_packets::EarlyPackets;
 use super::flow::{FLOWS_MAX, FlowTable};
 use super::join::{FrameSink, Joiner};
 use super::noise::{MacKeys, StaticKeys};
@@ -41,6 +42,7 @@ use super::translate::Direction;
 use super::{TunnelShared, TunnelState};
 use admit_service::ServiceTranslator;
 use peers::PeerTable;
+use reply_shares::ReplyShares;
 use train::Train;
 
 /// Time between timers. Retries of probes are the finest of them.
@@ -69,7 +71,7 @@ pub struct Worker {
     frame: Vec<u8>,
     /// Frames to members of large communities, and packets of members over the channel, that came before their peer.
     pending: PendingFrames,
-    early: VecDeque<(GatewayName, Bytes, Instant)>,
+    early: EarlyPackets,
     /// The time of the next search for peers that are silent.
     next_silence_look: Instant,
     /// A packet that is sent through a relay.
@@ -85,10 +87,14 @@ pub struct Worker {
     mtu_max: usize,
     /// The secret of cookies, and when it was made.
     cookie_secret: ([u8; 32], Instant),
+    /// Cookie replies to each address, and initiations with a cookie that are read from it, while this gateway is under load.
+    cookie_rates: AddressRates,
+    initiation_rates: AddressRates,
     /// Initiations since the last second began, for the decision whether this gateway is under load.
     initiations: (u32, Instant),
-    /// Answers that are left for this second.
+    /// Answers to hosts of this site, and to those of peers, that are left for this second.
     replies: u32,
+    peer_replies: ReplyShares,
     /// DSCP and ECN of the datagram that is being read.
     outer_class: u8,
 }
@@ -113,8 +119,8 @@ fn has_cores() -> bool {
 
 /// A packet of jumbo size, sealed, with its head.
 const RELAY_FRAME_BYTES: usize = 16_384;
-/// ICMP errors and resets per second.
-const REPLIES_PER_SECOND: u32 = 1000;
+/// ICMP errors and resets per second to hosts of this site, and as many to those of all peers.
+pub const REPLIES_PER_SECOND: u32 = 1000;
 
 impl Worker {
     pub fn new(
@@ -137,7 +143,7 @@ impl Worker {
             translator: ServiceTranslator::new(&keys.secret_for("causeway client numbers")),
             frame: vec![0; 65_536 + FrameHeader::BYTES],
             pending: PendingFrames::default(),
-            early: VecDeque::new(),
+            early: EarlyPackets::default(),
             next_silence_look: now + demand::SILENCE_LOOK,
             relay_frame: vec![0; RELAY_FRAME_BYTES],
             relay_total: RelayBudget::new(relay_bytes_per_second),
@@ -148,8 +154,11 @@ impl Worker {
             published: TunnelCounters::default(),
             mtu_max: mtu,
             cookie_secret: ([0; 32], now),
+            cookie_rates: AddressRates::new(inbound::COOKIES_OF_ONE_ADDRESS),
+            initiation_rates: AddressRates::new(inbound::INITIATIONS_OF_ONE_ADDRESS),
             initiations: (0, now),
             replies: REPLIES_PER_SECOND,
+            peer_replies: ReplyShares::default(),
             outer_class: 0,
             shared,
             device,
@@ -294,8 +303,8 @@ impl Worker {
             if let Some(slot) = self.peers.by_name(&gateway) {
                 let mut message = packet.to_vec();
                 self.handle_message(&mut message, inbound::Origin::Channel(slot), now);
-            } else {
-                self.keep_early(gateway, packet, now);
+            } else if !self.early.push(gateway, packet, now) {
+                self.counters.drop(DropReason::NoSession);
             }
         }
         self.joiner.flush(&mut self.device);
@@ -335,6 +344,7 @@ impl Worker {
         if now.duration_since(self.initiations.1) >= Duration::from_secs(1) {
             self.initiations = (0, now);
             self.replies = REPLIES_PER_SECOND;
+            self.peer_replies.begin_second();
         }
         if now.duration_since(self.cookie_secret.1) >= Duration::from_secs(120) {
             random(&mut self.cookie_secret.0);

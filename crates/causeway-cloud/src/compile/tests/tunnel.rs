@@ -1,5 +1,6 @@
 //! Layer 3 in compiled netmaps: peers, networks, communities, and what a gateway is not told.
 
+use causeway_api::Time;
 use causeway_api::layer3::{TunnelRecord, show_key};
 use causeway_netmap::{IpProtocol, PortRule, SiteName, TunnelCipher, TunnelKey};
 
@@ -342,4 +343,33 @@ fn an_exposure_that_cannot_be_translated_is_in_no_netmap() {
         (1, 0),
         "a presence has one mode"
     );
+}
+
+#[test]
+fn an_object_that_is_being_deleted_grants_nothing() {
+    let check = |kind: Kind, name: &str, gateway: &str, grants: &dyn Fn(&NetmapView) -> bool| {
+        let mut objects = objects();
+        assert!(grants(&view(&objects, gateway)), "{name}");
+        let mut marked = objects.remove(kind, name).unwrap();
+        marked.metadata_mut().deletion_timestamp = Some(Time::from_second(1));
+        objects.insert(marked);
+        assert!(!grants(&view(&objects, gateway)), "{name} with a deletion mark");
+    };
+    check(Kind::ECommunity, "north", "berlin-1", &|view| !view.communities.is_empty());
+    check(Kind::ECommunity, "north", "oslo-1", &|view| !view.tunnel_peers.is_empty());
+    check(Kind::EGateway, "oslo-2", "berlin-1", &|view| view.tunnel_peers.contains_key("oslo-2"));
+    let is_allowed = |view: &NetmapView| !view.policies.get("ssh").unwrap().servers.is_empty();
+    check(Kind::EPolicy, "ssh", "rome-1", &is_allowed);
+    for kind in [Kind::ServiceExpose, Kind::EService] {
+        let mut objects = translated(json!({}));
+        assert_eq!(view(&objects, "berlin-1").translated_presences.len(), 1);
+        let mut marked = objects.remove(kind, "plc").unwrap();
+        marked.metadata_mut().deletion_timestamp = Some(Time::from_second(1));
+        objects.insert(marked);
+        let counts = ["berlin-1", "rome-1"].map(|gateway| {
+            let view = view(&objects, gateway);
+            (view.translated_presences.len(), view.translated_services.len())
+        });
+        assert_eq!(counts, [(0, 0); 2], "{kind:?} with a deletion mark");
+    }
 }

@@ -81,6 +81,22 @@ fn the_clients_of_one_peer_leave_a_quarter_of_the_addresses_to_other_peers() {
 }
 
 #[test]
+fn a_client_with_many_ports_leaves_shared_ports_to_other_clients() {
+    // The upper half has one address, which is shared.
+    let mut given = addresses("198.18.0.0/30");
+    let ports = |given: &mut ClientAddresses, number: u8| {
+        (1..=u16::MAX).filter(|port| given.assign(client(number), "rome", TCP, *port).is_some()).count()
+    };
+    let greedy = ports(&mut given, 1);
+    assert_eq!(greedy, part_of_one_peer(ADDRESSES_MAX) / 2, "half of what its peer may have");
+    let second = ports(&mut given, 2);
+    assert_eq!(second, part_of_one_peer(ADDRESSES_MAX) / 4, "half of what is left");
+    assert!(given.assign(client(3), "rome", TCP, 5000).is_some(), "a client with one port");
+    given.retain(|_| false, |_, _| false);
+    assert!(given.shared_by_client.is_empty() && given.held.is_empty());
+}
+
+#[test]
 fn addresses_that_are_taken_are_not_given() {
     let taken: BTreeSet<IpAddr> = ["198.18.0.4", "198.18.0.6"].map(|text| text.parse().unwrap()).into();
     let mut given = ClientAddresses::default();

@@ -30,6 +30,13 @@ fn start(key: &FlowKey) -> FlowStart {
     }
 }
 
+/// A flow whose first packet came from `host`.
+fn new_flow(key: FlowKey, peer: usize, sender: (Option<usize>, u8), direction: Direction) -> NewFlow {
+    let start = FlowStart { direction, ..start(&key) };
+    let sender = FlowSender { peer: sender.0, host: IpAddr::from([192, 0, 2, sender.1]) };
+    NewFlow { key, peer, sender, start, right: right() }
+}
+
 fn key_of(bytes: &[u8], direction: Direction) -> FlowKey {
     match lookup(bytes, &parse(bytes).unwrap(), direction, &PrefixTable::default()) {
         Lookup::Flow(key) => key,
@@ -84,17 +91,17 @@ fn an_echo_request_of_the_other_end_is_no_reply() {
 fn later_fragments_follow_the_first_in_their_direction() {
     let (mut table, now) = (FlowTable::new(10), Instant::now());
     let key = key_of(&udp([10, 1, 0, 5], [10, 2, 0, 6], (7, 53)), Direction::Outbound);
-    table.note_fragment(FragmentKey::new(Direction::Outbound, &key, 9), key, now);
+    table.fragments.note(None, FragmentKey::new(Direction::Outbound, &key, 9), key, now);
     let mut later = udp([10, 1, 0, 5], [10, 2, 0, 6], (0, 0));
     (later[5], later[7]) = (9, 4);
     let of = |direction| match lookup(&later, &parse(&later).unwrap(), direction, &PrefixTable::default()) {
         Lookup::Fragment(fragment) => fragment,
         other => panic!("{other:?}"),
     };
-    assert_eq!(table.of_fragment(&of(Direction::Outbound)), Some(key));
-    assert_eq!(table.of_fragment(&of(Direction::Inbound)), None);
-    table.expire(now + FRAGMENT_LIFETIME, |_, _| {});
-    assert_eq!(table.of_fragment(&of(Direction::Outbound)), None);
+    assert_eq!(table.fragments.find(None, &of(Direction::Outbound)), Some(key));
+    assert_eq!(table.fragments.find(None, &of(Direction::Inbound)), None);
+    table.expire(now + Duration::from_secs(60), |_, _| {});
+    assert_eq!(table.fragments.find(None, &of(Direction::Outbound)), None);
 }
 
 #[test]
@@ -107,14 +114,14 @@ fn flows_end_when_idle_when_closed_and_when_revoked() {
         local_port: 9,
         remote_port: port,
     };
+    let begin = |table: &mut FlowTable, key: FlowKey| {
+        let new = new_flow(key, 0, (None, key.remote_port as u8), Direction::Outbound);
+        table.begin(new, now, SystemTime::now()).map(drop)
+    };
     for key in [key(packet::UDP, 1), key(packet::TCP, 2), key(packet::TCP, 3)] {
-        table.begin(key, 0, start(&key), right(), now, SystemTime::now()).unwrap();
+        begin(&mut table, key).unwrap();
     }
-    let one_more = key(packet::UDP, 9);
-    assert_eq!(
-        table.begin(one_more, 0, start(&one_more), right(), now, SystemTime::now()).err(),
-        Some(FlowRefusal::Full)
-    );
+    assert_eq!(begin(&mut table, key(packet::UDP, 9)), Err(FlowRefusal::Full));
     let fin = |flags| {
         TransportHeader::Tcp(TcpHeader { source: 0, destination: 0, sequence: 0, header_bytes: 20, flags })
     };
@@ -143,9 +150,9 @@ fn tcp_key(port: u16) -> FlowKey {
 }
 
 fn begin_at(table: &mut FlowTable, port: u16, peer: usize, direction: Direction) -> Result<(), FlowRefusal> {
-    let key = tcp_key(port);
-    let start = FlowStart { direction, ..start(&key) };
-    table.begin(key, peer, start, right(), Instant::now(), SystemTime::UNIX_EPOCH).map(drop)
+    let from = (direction == Direction::Inbound).then_some(peer);
+    let new = new_flow(tcp_key(port), peer, (from, port as u8), direction);
+    table.begin(new, Instant::now(), SystemTime::UNIX_EPOCH).map(drop)
 }
 
 #[test]
@@ -168,7 +175,52 @@ fn one_peer_begins_no_more_than_half_of_all_flows() {
     }
     assert_eq!(begin_at(&mut table, 9, 1, Direction::Inbound), Err(FlowRefusal::Full));
     table.expire(now + Duration::from_secs(8000), |_, _| {});
-    assert!(table.is_empty() && table.begun_by_peers.is_empty());
+    assert!(table.is_empty() && table.begun_by_peers.is_empty() && table.begun_by_hosts.is_empty());
+}
+
+#[test]
+fn a_flow_is_charged_to_the_peer_that_sent_its_first_packet() {
+    let begin = |table: &mut FlowTable, port: u16, from: Option<usize>, direction: Direction| {
+        let new = new_flow(tcp_key(port), 1, (from, port as u8), direction);
+        table.begin(new, Instant::now(), SystemTime::UNIX_EPOCH).map(drop)
+    };
+    let mut table = FlowTable::new(8);
+    // Segments of peer 1 that look like replies: the flows are taken to have begun here.
+    for port in 0..4 {
+        begin(&mut table, port, Some(1), Direction::Outbound).unwrap();
+    }
+    assert_eq!(begin(&mut table, 4, Some(1), Direction::Outbound), Err(FlowRefusal::Full));
+    // A reply of a host of this site, after a restart, is not charged to the peer.
+    assert_eq!(begin(&mut table, 5, None, Direction::Inbound), Ok(()));
+    assert_eq!((table.begun_by_peers.get(&1), table.len()), (Some(&4), 5));
+    // The hosts move behind another gateway: so does the charge.
+    let moved = |flow: &mut Flow| {
+        flow.peer = if flow.key.remote_port < 3 { 2 } else { 1 };
+        Ok(right())
+    };
+    table.judge(moved, |_, _| {});
+    assert_eq!((table.begun_by_peers.get(&1), table.begun_by_peers.get(&2)), (Some(&1), Some(&3)));
+    table.judge(|_| Err(FlowRefusal::NotAllowed), |_, _| {});
+    assert!(table.begun_by_peers.is_empty() && table.begun_by_hosts.is_empty());
+}
+
+#[test]
+fn a_host_holds_no_more_flows_than_are_free() {
+    let begin = |table: &mut FlowTable, port: u16, host: u8| {
+        let new = new_flow(tcp_key(port), 1, (None, host), Direction::Outbound);
+        table.begin(new, Instant::now(), SystemTime::UNIX_EPOCH).is_ok()
+    };
+    let mut table = FlowTable::new(120);
+    let mut ports = 0..;
+    let mut begun = |table: &mut FlowTable, host: u8| {
+        ports.by_ref().take(200).filter(|port| begin(table, *port, host)).count()
+    };
+    assert_eq!(begun(&mut table, 1), 60, "a host that scans leaves half of the table");
+    assert_eq!(begun(&mut table, 2), 30);
+    assert_eq!(begun(&mut table, 3), 15);
+    let modest =
+        (10..20).map(|host| ports.by_ref().take(1).filter(|port| begin(&mut table, *port, host)).count());
+    assert_eq!(modest.sum::<usize>(), 10, "hosts with one flow each find a place");
 }
 
 #[test]

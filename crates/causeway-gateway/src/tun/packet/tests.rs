@@ -78,6 +78,59 @@ fn extension_headers_are_walked_and_source_routes_refused() {
 }
 
 #[test]
+fn a_later_fragment_replaces_no_part_of_a_tcp_header() {
+    let v4 = |protocol: IpNumber, offset: u16| {
+        let mut header = Ipv4Header::new(64, 64, protocol, [10, 0, 0, 1], [10, 0, 0, 2]).unwrap();
+        header.fragment_offset = IpFragOffset::try_new(offset).unwrap();
+        let mut bytes = header.to_bytes().to_vec();
+        bytes.extend_from_slice(&[0; 64]);
+        bytes
+    };
+    let v6 = |protocol: IpNumber, offset: u16| {
+        let offset = IpFragOffset::try_new(offset).unwrap();
+        let fragment = Ipv6FragmentHeader::new(protocol, offset, true, 8).to_bytes();
+        let mut bytes = Vec::new();
+        PacketBuilder::ipv6([1; 16], [2; 16], 64).udp(5, 6).write(&mut bytes, &[0; 56]).unwrap();
+        bytes[6] = 44;
+        bytes.splice(40..40, fragment);
+        let length = (bytes.len() - 40) as u16;
+        bytes[4..6].copy_from_slice(&length.to_be_bytes());
+        bytes
+    };
+    let packets: [&dyn Fn(IpNumber, u16) -> Vec<u8>; 2] = [&v4, &v6];
+    for packet in packets {
+        for offset in [1, 2] {
+            assert_eq!(parse(&packet(IpNumber::TCP, offset)), Err(PacketError::FragmentOverlap), "{offset}");
+        }
+        assert!(matches!(parse(&packet(IpNumber::TCP, 3)).unwrap().fragment, Fragment::Later { .. }));
+        assert!(matches!(parse(&packet(IpNumber::UDP, 1)).unwrap().fragment, Fragment::Later { .. }));
+    }
+}
+
+#[test]
+fn a_packet_has_one_fragment_header() {
+    let header = |next: u8, offset: u16, more: bool| {
+        let offset = IpFragOffset::try_new(offset).unwrap();
+        Ipv6FragmentHeader::new(IpNumber(next), offset, more, 8).to_bytes()
+    };
+    let packet = |headers: &[u8]| {
+        let mut bytes = Vec::new();
+        PacketBuilder::ipv6([1; 16], [2; 16], 64).udp(5, 6).write(&mut bytes, b"abc").unwrap();
+        bytes[6] = 44;
+        bytes.splice(40..40, headers.iter().copied());
+        let length = (bytes.len() - 40) as u16;
+        bytes[4..6].copy_from_slice(&length.to_be_bytes());
+        bytes
+    };
+    assert_eq!(parse(&packet(&header(UDP, 0, true))).unwrap().fragment, Fragment::First { id: 8 });
+    assert_eq!(parse(&packet(&header(UDP, 0, false))).unwrap().fragment, Fragment::Whole);
+    for (first, second) in [((0, true), (0, false)), ((0, false), (0, true)), ((0, false), (4, false))] {
+        let both = [header(44, first.0, first.1), header(UDP, second.0, second.1)].concat();
+        assert_eq!(parse(&packet(&both)), Err(PacketError::FragmentHeaders), "{first:?} {second:?}");
+    }
+}
+
+#[test]
 fn icmp_of_both_versions_is_told_apart() {
     let mut bytes = Vec::new();
     let builder = PacketBuilder::ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);

@@ -10,7 +10,9 @@ use super::admit_service;
 use super::peers::PeerTable;
 use crate::tun::admission::{self, FlowRefusal, FlowRight, FlowStart};
 use crate::tun::counters::DropReason;
-use crate::tun::flow::{Flow, FlowKey, FlowTable, FragmentKey, Lookup, lookup, target_port};
+use crate::tun::flow::{
+    Flow, FlowKey, FlowSender, FlowTable, FragmentKey, Lookup, NewFlow, lookup, target_port,
+};
 use crate::tun::packet::{Fragment, ParsedPacket, TcpHeader, TransportHeader};
 use crate::tun::plan::ForwardPlan;
 use crate::tun::translate::Direction;
@@ -40,6 +42,21 @@ pub struct Arrival<'packet> {
     pub count: u64,
 }
 
+impl Arrival<'_> {
+    /// Returns the sender to which a flow is charged that begins with the packet.
+    pub fn sender(&self) -> FlowSender {
+        FlowSender { peer: self.from, host: self.packet.source }
+    }
+
+    /// Lets later fragments of the packet follow it, after it was admitted. `on_packet` has the ends that the packet has.
+    pub fn note_fragment(&self, flows: &mut FlowTable, on_packet: &FlowKey, flow: FlowKey, now: Instant) {
+        if let Fragment::First { id } = self.packet.fragment {
+            let fragment = FragmentKey::new(self.direction, on_packet, id);
+            flows.fragments.note(self.from, fragment, flow, now);
+        }
+    }
+}
+
 /// Returns the peer of the packet's flow, and whether the flow is new.
 pub fn admit(
     flows: &mut FlowTable,
@@ -60,24 +77,26 @@ pub fn admit(
     let key = match lookup(bytes, packet, direction, &plan.mappings) {
         Lookup::Flow(key) => key,
         Lookup::Fragment(fragment) => {
-            flows.of_fragment(&fragment).ok_or(NotAdmitted::Drop(DropReason::NoFlow))?
+            flows.fragments.find(from, &fragment).ok_or(NotAdmitted::Drop(DropReason::NoFlow))?
         }
         Lookup::Related(key) => {
             let flow = flows.get_mut(&key).ok_or(NotAdmitted::Drop(DropReason::NoFlow))?;
             // An error ends connections or shrinks their packets: only the site of the flow reports one.
             if from.is_some_and(|from| !peers.are_of_one_site(from, flow.peer)) {
-                return Err(NotAdmitted::Drop(DropReason::Spoofed));
+                return Err(NotAdmitted::Drop(DropReason::IcmpError));
             }
             if flow.service.is_some() {
                 return Err(NotAdmitted::Drop(DropReason::NoFlow));
             }
-            return Ok((from.unwrap_or(flow.peer), false));
+            let (peer, is_limited) = (from.unwrap_or(flow.peer), flow.is_limited());
+            if is_limited && !flows.take(&key, direction, packet.length, now) {
+                return Err(NotAdmitted::Drop(DropReason::Limit));
+            }
+            return Ok((peer, false));
         }
+        Lookup::Misdirected => return Err(NotAdmitted::Drop(DropReason::IcmpError)),
         Lookup::Unrelated => return Err(NotAdmitted::Drop(DropReason::NoFlow)),
     };
-    if let Fragment::First { id } = packet.fragment {
-        flows.note_fragment(FragmentKey::new(direction, &key, id), key, now);
-    }
     let refused = |(refusal, start): (FlowRefusal, FlowStart), peer: usize| {
         let client_port = match direction {
             Direction::Outbound => key.local_port,
@@ -99,6 +118,7 @@ pub fn admit(
         if is_limited && !flows.take(&key, direction, packet.length, now) {
             return Err(NotAdmitted::Drop(DropReason::Limit));
         }
+        arrival.note_fragment(flows, &key, key, now);
         return Ok((peer, false));
     }
     if matches!(packet.fragment, Fragment::Later { .. })
@@ -110,6 +130,7 @@ pub fn admit(
     let flow =
         begin(flows, plan, peers, &key, peer, arrival, now).map_err(|refusal| refused(refusal, peer))?;
     flow.count(direction, packet.length, count, &packet.transport, now);
+    arrival.note_fragment(flows, &key, key, now);
     Ok((peer, true))
 }
 
@@ -123,6 +144,15 @@ fn is_behind(plan: &ForwardPlan, peers: &PeerTable, peer: usize, address: IpAddr
     let own = longest(&plan.networks).max(longest(&plan.networks_on_wire));
     let theirs = peers.get(peer).and_then(|peer| longest(&peer.planned.entry.networks));
     peers.towards(address) == Some(peer) && theirs > own
+}
+
+/// Tells whether an address belongs to another site. The host of the gateway may forward packets of other sites to the device
+/// again: they have none of the rights of this site.
+pub fn is_elsewhere(plan: &ForwardPlan, peers: &PeerTable, address: IpAddr) -> bool {
+    match peers.towards(address) {
+        Some(peer) => is_behind(plan, peers, peer, address),
+        None => plan.is_on_demand(address) && !plan.is_own(address),
+    }
 }
 
 /// Tells whether the packet is the first of a TCP connection: SYN without ACK (RFC 9293, 3.5).
@@ -152,7 +182,8 @@ fn begin<'flows>(
         judged = judge_start(plan, peers, key, peer, other).or(judged);
     }
     let (start, right) = judged?;
-    flows.begin(*key, peer, start, right, now, SystemTime::now()).map_err(|refusal| (refusal, start))
+    let new = NewFlow { key: *key, peer, sender: arrival.sender(), start, right };
+    flows.begin(new, now, SystemTime::now()).map_err(|refusal| (refusal, start))
 }
 
 /// Judges a flow that begins in this direction.
@@ -171,6 +202,9 @@ fn judge_start(
         port: target_port(key, direction),
     };
     let entry = &peers.get(peer).ok_or((FlowRefusal::NoNetmap, start))?.planned.entry;
+    if plan.stands_for_other_site(start.local) {
+        return Err((FlowRefusal::Presence, start));
+    }
     match admission::judge(&plan.view, &plan.own, entry, &start) {
         Ok(right) => Ok((start, right)),
         Err(refusal) => Err((refusal, start)),
@@ -190,6 +224,9 @@ pub fn judge_again(plan: &ForwardPlan, peers: &PeerTable, flow: &mut Flow) -> Re
     }
     let entry = &peers.get(flow.peer).ok_or(FlowRefusal::NoNetmap)?.planned.entry;
     flow.start.local = plan.mappings.to_inside(flow.key.local);
+    if plan.stands_for_other_site(flow.start.local) {
+        return Err(FlowRefusal::Presence);
+    }
     admission::judge(&plan.view, &plan.own, entry, &flow.start)
 }
 

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use causeway_netmap::{GatewayName, ServiceName, SiteName, TranslatedPresenceEntry};
 
-use super::admit::{Arrival, NotAdmitted, begins_connection};
+use super::admit::{Arrival, NotAdmitted, begins_connection, is_elsewhere};
 use super::peers::PeerTable;
 use crate::dial;
 use crate::tun::admission::{FlowRefusal, FlowRight, FlowStart, judge_service};
 use crate::tun::client_addresses::{ClientAddresses, ClientEnd, ClientId};
 use crate::tun::client_numbers::{ClientNumbers, is_number};
 use crate::tun::counters::DropReason;
-use crate::tun::flow::{Flow, FlowKey, FlowTable, FragmentKey, Lookup, ServiceFlow, ServiceSide, lookup};
-use crate::tun::packet::{self, Fragment, TransportHeader};
+use crate::tun::flow::{Flow, FlowKey, FlowTable, Lookup, NewFlow, ServiceFlow, ServiceSide, lookup};
+use crate::tun::packet::{self, TransportHeader};
 use crate::tun::plan::ForwardPlan;
 use crate::tun::rewrite::PacketEnds;
 use crate::tun::service_plan::PlannedService;
@@ -189,7 +189,7 @@ impl Admission<'_> {
         let on_packet = match lookup(bytes, packet, direction, &PrefixTable::default()) {
             Lookup::Flow(key) => key,
             Lookup::Fragment(fragment) => {
-                return match self.flows.of_fragment(&fragment) {
+                return match self.flows.fragments.find(self.arrival.from, &fragment) {
                     Some(key) => self.pass(&key, false),
                     None => drop(DropReason::NoFlow),
                 };
@@ -200,11 +200,13 @@ impl Admission<'_> {
                     None => drop(DropReason::NoFlow),
                 };
             }
+            Lookup::Misdirected => return drop(DropReason::IcmpError),
             Lookup::Unrelated => return drop(DropReason::NoFlow),
         };
         if let Some(key) = self.key_here(role, &on_packet).filter(|key| self.flows.get_mut(key).is_some()) {
-            self.note_fragment(&on_packet, key);
-            return self.pass(&key, false);
+            let passed = self.pass(&key, false)?;
+            self.arrival.note_fragment(self.flows, &on_packet, key, self.now);
+            return Ok(passed);
         }
         let is_reply = matches!(packet.transport, TransportHeader::Echo { request: false, .. });
         match role {
@@ -250,17 +252,21 @@ impl Admission<'_> {
         let (side, ends) = (service.side, service.ends(key, direction));
         if let Some(from) = from {
             // Another gateway of the server's site may reply; a client's packets come from its own gateway.
-            if from != flow.peer && side == ServiceSide::Server {
-                return drop(DropReason::Spoofed);
+            let may_send = match side {
+                ServiceSide::Server => from == flow.peer,
+                ServiceSide::Client => self.peers.are_of_one_site(from, flow.peer),
+            };
+            match (may_send, is_error) {
+                (true, false) => flow.peer = from,
+                // An error tells nothing about the gateway to which packets go.
+                (true, true) => {}
+                (false, true) => return drop(DropReason::IcmpError),
+                (false, false) => return drop(DropReason::Spoofed),
             }
-            flow.peer = from;
         }
         let (slot, is_limited) = (flow.peer, flow.is_limited());
         let admitted = AdmittedPacket { slot, is_new: false, ends: Some(ends) };
-        if is_error {
-            return Ok(admitted);
-        }
-        if begins_connection(&packet.transport) && flow.start.direction != direction {
+        if !is_error && begins_connection(&packet.transport) && flow.start.direction != direction {
             let start = FlowStart { direction, ..flow.start };
             let refusal = FlowRefusal::NotAllowed;
             let service = flow.service.as_ref().map(|service| service.service.clone());
@@ -272,7 +278,9 @@ impl Admission<'_> {
                 service,
             });
         }
-        flow.count(direction, packet.length, count, &packet.transport, self.now);
+        if !is_error {
+            flow.count(direction, packet.length, count, &packet.transport, self.now);
+        }
         if is_limited && !self.flows.take(key, direction, packet.length, self.now) {
             return drop(DropReason::Limit);
         }
@@ -287,6 +295,9 @@ impl Admission<'_> {
         let Some(slot) = self.peers.by_name(&presence.gateway) else {
             return Err(NotAdmitted::Drop(DropReason::NoRoute));
         };
+        if is_elsewhere(self.plan, self.peers, key.local) {
+            return Err(NotAdmitted::Drop(DropReason::ForeignSource));
+        }
         let start = FlowStart {
             direction: Direction::Outbound,
             local: key.local,
@@ -367,18 +378,12 @@ impl Admission<'_> {
     ) -> Result<AdmittedPacket, FlowRefusal> {
         let Arrival { packet, direction, count, .. } = *self.arrival;
         let ends = service.ends(&key, direction);
-        let flow = self.flows.begin(key, slot, start, right, self.now, SystemTime::now())?;
+        let new = NewFlow { key, peer: slot, sender: self.arrival.sender(), start, right };
+        let flow = self.flows.begin(new, self.now, SystemTime::now())?;
         flow.service = Some(Box::new(service));
         flow.count(direction, packet.length, count, &packet.transport, self.now);
-        self.note_fragment(on_packet, key);
+        self.arrival.note_fragment(self.flows, on_packet, key, self.now);
         Ok(AdmittedPacket { slot, is_new: true, ends: Some(ends) })
-    }
-
-    fn note_fragment(&mut self, on_packet: &FlowKey, key: FlowKey) {
-        if let Fragment::First { id } = self.arrival.packet.fragment {
-            let fragment = FragmentKey::new(self.arrival.direction, on_packet, id);
-            self.flows.note_fragment(fragment, key, self.now);
-        }
     }
 
     fn refused(
@@ -455,7 +460,7 @@ pub fn judge_again(
         ServiceSide::Client => {
             let presence = plan.services.presence(flow.key.remote).ok_or(FlowRefusal::NotServed)?;
             flow.peer = peers.by_name(&presence.gateway).ok_or(FlowRefusal::NotServed)?;
-            if presence.service != service.service {
+            if presence.service != service.service || is_elsewhere(plan, peers, flow.key.local) {
                 return Err(FlowRefusal::NotServed);
             }
             judge_at_client(plan, presence, &flow.start)

@@ -6,8 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use causeway_netmap::{GatewayName, SiteName};
+use causeway_netmap::SiteName;
 
 use super::Worker;
 use crate::peer_requests::PeerQuestion;
@@ -21,9 +20,6 @@ const SILENT_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Peers beyond this number are given up too, the longest silent first. The cloud keeps 1,024 for a gateway.
 const PEERS_MAX: usize = 896;
 pub const SILENCE_LOOK: Duration = Duration::from_secs(60);
-/// Packets over the channel that wait for the plan, and the time they do.
-const EARLY_MAX: usize = 64;
-const EARLY_FOR: Duration = Duration::from_secs(2);
 
 impl Worker {
     /// Keeps a frame of a host and asks for the member behind which its destination is.
@@ -35,29 +31,17 @@ impl Worker {
         self.shared.context.peer_requests.ask_for(host, PeerQuestion::Address(destination));
     }
 
-    /// Keeps a packet of a gateway that the plan does not have yet. It is a peer of the netmap already.
-    pub(super) fn keep_early(&mut self, gateway: GatewayName, packet: Bytes, now: Instant) {
-        self.early.retain(|(_, _, since)| now.duration_since(*since) < EARLY_FOR);
-        if self.early.len() < EARLY_MAX {
-            self.early.push_back((gateway, packet, now));
-        } else {
-            self.counters.drop(DropReason::NoSession);
-        }
-    }
-
     /// Forwards what waited for peers that the new plan has.
     pub(super) fn take_up_pending(&mut self, now: Instant) {
         let peers = &self.peers;
         for mut frame in self.pending.take_reachable(|address| peers.towards(address).is_some()) {
             self.handle_frame(&mut frame.bytes, now);
         }
-        for (gateway, packet, since) in std::mem::take(&mut self.early) {
-            match self.peers.by_name(&gateway) {
-                Some(slot) => {
-                    let mut message = packet.to_vec();
-                    self.handle_message(&mut message, super::inbound::Origin::Channel(slot), now);
-                }
-                None => self.early.push_back((gateway, packet, since)),
+        let peers = &self.peers;
+        for (gateway, packet) in self.early.take(|gateway| peers.by_name(gateway).is_some()) {
+            if let Some(slot) = self.peers.by_name(&gateway) {
+                let mut message = packet.to_vec();
+                self.handle_message(&mut message, super::inbound::Origin::Channel(slot), now);
             }
         }
         self.joiner.flush(&mut self.device);

@@ -61,6 +61,10 @@ impl Origin {
 
 /// Initiations per second above which senders must prove their address by a cookie.
 const INITIATIONS_BEFORE_COOKIES: u32 = 100;
+/// Above that number, cookie replies per second to one address, which may be forged, and initiations with a cookie that are read
+/// from one address. Gateways behind one NAT share an address, and repeat their initiations.
+pub const COOKIES_OF_ONE_ADDRESS: u64 = 20;
+pub const INITIATIONS_OF_ONE_ADDRESS: u64 = 50;
 
 impl Worker {
     /// Takes a message of the wire.
@@ -84,9 +88,7 @@ impl Worker {
         if message.len() != noise::INITIATION_BYTES || self.macs.check(message).is_err() {
             return self.counters.drop(DropReason::NotAuthentic);
         }
-        if let Some(peer) = origin.sender().and_then(|sender| self.peers.get_mut(sender))
-            && !peer.session.admits_initiation(now)
-        {
+        if !self.peers.admits_initiation(origin, now) {
             return self.counters.drop(DropReason::Limit);
         }
         self.initiations.0 += 1;
@@ -95,12 +97,18 @@ impl Worker {
         {
             let cookie = noise::cookie_of(&self.cookie_secret.0, from.to_string().as_bytes());
             if !self.macs.check_cookie(message, &cookie) {
+                if !self.cookie_rates.admits(from.ip(), now) {
+                    return self.counters.drop(DropReason::Limit);
+                }
                 let mut nonce = [0; 24];
                 super::random(&mut nonce);
                 if let Some(reply) = self.macs.cookie_reply(message, &cookie, nonce) {
                     let _ = self.socket.send(from, &reply, reply.len(), 0);
                 }
                 return;
+            }
+            if !self.initiation_rates.admits(from.ip(), now) {
+                return self.counters.drop(DropReason::Limit);
             }
         }
         let Ok(initiation) = noise::read_initiation(&self.keys, message) else {
@@ -126,9 +134,15 @@ impl Worker {
             return self.counters.drop(DropReason::NotAuthentic);
         }
         let slot = noise::receiver_index(message).and_then(|index| self.peers.by_index(index));
-        let Some((slot, peer)) = slot.and_then(|slot| Some((slot, self.peers.get_mut(slot)?))) else {
+        let is_sender = |slot: &usize| origin.sender().is_none_or(|sender| sender == *slot);
+        let Some(slot) = slot.filter(is_sender) else {
             return self.counters.drop(DropReason::NotAuthentic);
         };
+        // A relay has seen the initiation, and can invent responses to it.
+        if matches!(origin, Origin::Relay { relay, .. } if !self.peers.charge_relay(relay, now)) {
+            return self.counters.drop(DropReason::Limit);
+        }
+        let Some(peer) = self.peers.get_mut(slot) else { return };
         if !peer.session.handle_response(message, now) {
             return self.counters.drop(DropReason::NotAuthentic);
         }
@@ -229,10 +243,9 @@ impl Worker {
                     self.shared.context.audit.record(record);
                 }
                 let mut out = [0; REPLY_MAX];
-                if self.replies > 0
-                    && let Some(length) = reply(&mut out, bytes, &packet, ReplyReason::Prohibited)
+                if let Some(length) = reply(&mut out, bytes, &packet, ReplyReason::Prohibited)
+                    && self.peer_replies.take(slot)
                 {
-                    self.replies -= 1;
                     self.send_packet(slot, &out[..length], now);
                 }
                 return;

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use causeway_netmap::GatewayName;
 
+use super::inbound::Origin;
+use crate::limits::bucket::{BucketRate, TokenBucket};
 use crate::tun::counters::PacketCount;
 use crate::tun::noise::PublicKey;
 use crate::tun::path_monitor::{PathMonitor, USED_FOR};
@@ -28,6 +30,8 @@ const REFLEXIVE_FRESH: Duration = Duration::from_secs(20);
 /// The peers are told an address that a relay has changed at most once in this time. They are also told in every round of
 /// a search.
 const REFLEXIVE_TOLD_PERIOD: Duration = Duration::from_secs(1);
+/// Initiations and responses through one relay: two per cent of a core. Peers repeat theirs, and use the channel at the same time.
+const RELAYED_HANDSHAKES_PER_SECOND: u64 = 100;
 
 pub struct Peer {
     pub planned: PlannedPeer,
@@ -53,6 +57,8 @@ pub struct Peer {
     /// The groups of sites in which this gateway forwards packets of the peer, and the rate at which it does.
     pub relay_groups: Vec<u32>,
     pub relay_budget: RelayBudget,
+    /// Initiations and responses of other peers that this relay has forwarded.
+    relayed_handshakes: TokenBucket,
     /// The longest packet that crosses by a direct path.
     mtu_max: usize,
 }
@@ -166,6 +172,26 @@ impl PeerTable {
     /// Returns the peer behind which an address is.
     pub fn towards(&self, address: IpAddr) -> Option<usize> {
         self.routes.find(address)
+    }
+
+    /// Tells whether an initiation may be read, which costs scalar multiplications. It is charged to the gateway that is known to
+    /// have sent it: over the channel the peer, and through a relay the relay, which can invent initiations of every peer.
+    /// Those from an address are held back by cookies.
+    pub fn admits_initiation(&mut self, origin: Origin, now: Instant) -> bool {
+        match origin {
+            Origin::Address(_) => true,
+            Origin::Channel(slot) => {
+                self.get_mut(slot).is_none_or(|peer| peer.session.admits_initiation(now))
+            }
+            Origin::Relay { relay, .. } => self.charge_relay(relay, now),
+        }
+    }
+
+    /// Charges a relay for a message of a handshake. False: it has forwarded too many.
+    pub fn charge_relay(&mut self, relay: RelayId, now: Instant) -> bool {
+        let relay = self.by_relay_id(relay).and_then(|slot| self.get_mut(slot));
+        let rate = BucketRate::new(RELAYED_HANDSHAKES_PER_SECOND, Duration::from_secs(1));
+        relay.is_some_and(|relay| relay.relayed_handshakes.try_take(1, rate, now).is_ok())
     }
 
     /// Enters a new index of a session, and forgets those that the session no longer has.
@@ -302,6 +328,7 @@ impl Peer {
             since: now,
             relay_groups: Vec::new(),
             relay_budget: RelayBudget::new(SENDER_BYTES_PER_SECOND),
+            relayed_handshakes: TokenBucket::default(),
             mtu_max,
         }
     }

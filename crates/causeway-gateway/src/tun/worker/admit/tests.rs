@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use causeway_netmap::{
-    CommunityEntry, GatewayEntry, IpProtocol, NetmapView, PolicyEntry, PortRule, TunnelCipher, TunnelKey,
-    TunnelPeerEntry,
+    CommunityEntry, GatewayEntry, IpProtocol, NetmapView, PolicyEntry, PolicyLimits, PortRule, PresenceIp,
+    TranslatedPresenceEntry, TranslatedScope, TunnelCipher, TunnelKey, TunnelPeerEntry,
 };
 use etherparse::PacketBuilder;
 
@@ -101,6 +101,83 @@ fn a_segment_that_looks_like_a_reply_opens_no_way_for_a_connection() {
 }
 
 #[test]
+fn segments_that_look_like_replies_are_charged_to_the_peer_that_sends_them() {
+    let mut lab = Lab::new();
+    let passed =
+        (0..16).filter(|port| lab.passes(Direction::Inbound, (443, 1000 + port), false, true)).count();
+    assert_eq!(passed, 8, "half of the table");
+    assert!(lab.passes(Direction::Outbound, (5000, 443), true, false), "a host of this site finds a place");
+}
+
+#[test]
+fn later_fragments_of_a_packet_that_was_refused_pass_nowhere() {
+    let mut lab = Lab::new();
+    let mut piece = |port: u16, id: u8, is_first: bool| {
+        let mut bytes = Vec::new();
+        PacketBuilder::ipv4(OSLO, ROME, 64).tcp(5000, port, 1, 9).syn().write(&mut bytes, &[0; 28]).unwrap();
+        bytes[4..8].copy_from_slice(&if is_first { [0, id, 0x20, 0] } else { [0, id, 0, 6] });
+        let packet = parse(&bytes).unwrap();
+        let direction = Direction::Outbound;
+        let arrival = Arrival { bytes: &bytes, packet: &packet, direction, from: None, count: 1 };
+        admit(&mut lab.flows, &lab.plan, &lab.peers, &arrival, lab.now).is_ok()
+    };
+    assert!(piece(443, 1, true) && piece(443, 1, false));
+    assert!(!piece(22, 2, true) && !piece(22, 2, false));
+    let refused = FragmentKey::new(Direction::Outbound, &lab.flows.iter().next().unwrap().key, 2);
+    assert_eq!(lab.flows.fragments.find(None, &refused), None, "it takes no place of the table");
+}
+
+#[test]
+fn limits_count_at_the_gateway_of_the_server_and_for_flows_that_are_open() {
+    let mut lab = Lab::new();
+    let with_limits = |lab: &mut Lab, limits: Option<PolicyLimits>| {
+        let mut view = (*lab.plan.view).clone();
+        let policy = view.policies.get_mut("web").unwrap();
+        (policy.sites, policy.limits) = (vec!["rome".into()], limits);
+        lab.plan = ForwardPlan::new(Arc::new(view), OwnSockets::default(), lab.plan.peers.clone());
+        lab.peers.follow(&lab.plan, 1420, lab.now);
+        let (plan, peers) = (&lab.plan, &lab.peers);
+        lab.flows.judge(|flow| judge_again(plan, peers, flow), |_, _| {});
+    };
+    let begin = |lab: &mut Lab, port| lab.passes(Direction::Inbound, (port, 443), true, false);
+    // The gateway of `rome` does not keep the limits.
+    with_limits(&mut lab, Some(PolicyLimits { connections: Some(2), ..Default::default() }));
+    assert_eq!([1, 2, 3].map(|port| begin(&mut lab, port)), [true, true, false]);
+    with_limits(&mut lab, None);
+    assert!(begin(&mut lab, 4));
+    with_limits(&mut lab, Some(PolicyLimits { bytes_per_second_in: Some(40), ..Default::default() }));
+    let passed = (0..10).filter(|_| lab.passes(Direction::Inbound, (4, 443), false, true)).count();
+    assert_eq!(passed, 1, "40 bytes, which one segment has");
+}
+
+#[test]
+fn packets_of_the_tunnel_reach_no_presence_of_another_site() {
+    let mut lab = Lab::new();
+    let mut view = (*lab.plan.view).clone();
+    let policy = view.policies.get_mut("web").unwrap();
+    policy.sites = ["oslo", "rome"].map(Into::into).to_vec();
+    lab.plan = ForwardPlan::new(Arc::new(view.clone()), OwnSockets::default(), lab.plan.peers.clone());
+    assert!(lab.passes(Direction::Inbound, (5000, 443), true, false), "no presence has the address");
+    // A range of presences may lie inside the LAN.
+    let presence = TranslatedPresenceEntry {
+        service: "plc".into(),
+        addresses: vec![PresenceIp(OSLO.into())],
+        scope: TranslatedScope::Everything,
+        names: Vec::new(),
+        service_site: "bonn".into(),
+        gateway: "bonn-1".into(),
+        policies: Vec::new(),
+    };
+    view.translated_presences.insert("plc".into(), presence);
+    lab.plan = ForwardPlan::new(Arc::new(view), OwnSockets::default(), lab.plan.peers.clone());
+    let (plan, peers, mut ended) = (&lab.plan, &lab.peers, 0);
+    lab.flows.judge(|flow| judge_again(plan, peers, flow), |_, _| ended += 1);
+    assert_eq!(ended, 1);
+    assert!(!lab.passes(Direction::Inbound, (5000, 443), true, false));
+    assert!(!lab.passes(Direction::Inbound, (443, 5000), false, true), "nor as a reply");
+}
+
+#[test]
 fn a_peer_with_an_outer_network_sends_nothing_from_a_nested_one() {
     let mut lab = Lab::new();
     let community = CommunityEntry {
@@ -155,23 +232,24 @@ fn an_icmp_error_about_a_flow_comes_from_the_site_of_the_flow() {
     assert!(lab.passes(Direction::Outbound, (5000, 443), true, false));
     let mut quoted = Vec::new();
     PacketBuilder::ipv4(OSLO, ROME, 63).tcp(5000, 443, 1, 1000).write(&mut quoted, &[]).unwrap();
-    let mut passes = |gateway: &str, source: [u8; 4]| {
+    let mut passes = |gateway: &str, source: [u8; 4], destination: [u8; 4]| {
         let from = lab.peers.by_name(&gateway.into());
         let mut bytes = Vec::new();
         let kind =
             etherparse::Icmpv4Type::DestinationUnreachable(etherparse::icmpv4::DestUnreachableHeader::Port);
-        PacketBuilder::ipv4(source, OSLO, 64).icmpv4(kind).write(&mut bytes, &quoted).unwrap();
+        PacketBuilder::ipv4(source, destination, 64).icmpv4(kind).write(&mut bytes, &quoted).unwrap();
         let packet = parse(&bytes).unwrap();
         let direction = Direction::Inbound;
         let arrival = Arrival { bytes: &bytes, packet: &packet, direction, from, count: 1 };
         match admit(&mut lab.flows, &lab.plan, &lab.peers, &arrival, lab.now) {
             Ok(_) => true,
-            Err(NotAdmitted::Drop(DropReason::Spoofed)) => false,
+            Err(NotAdmitted::Drop(DropReason::IcmpError)) => false,
             Err(_) => panic!("{gateway}: dropped for another reason"),
         }
     };
-    assert!(passes("rome-1", ROME), "the host itself");
-    assert!(passes("rome-1", [10, 2, 0, 1]), "a router on the way to it");
-    assert!(passes("rome-2", [10, 4, 0, 1]), "a router behind another gateway of the site");
-    assert!(!passes("bonn-1", [10, 3, 0, 1]), "a host of another member");
+    assert!(passes("rome-1", ROME, OSLO), "the host itself");
+    assert!(passes("rome-1", [10, 2, 0, 1], OSLO), "a router on the way to it");
+    assert!(passes("rome-2", [10, 4, 0, 1], OSLO), "a router behind another gateway of the site");
+    assert!(!passes("bonn-1", [10, 3, 0, 1], OSLO), "a host of another member");
+    assert!(!passes("rome-1", ROME, [10, 1, 0, 9]), "another host than the one whose packet is quoted");
 }

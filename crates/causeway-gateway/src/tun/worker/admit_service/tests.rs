@@ -261,6 +261,60 @@ fn errors_are_translated_with_the_packet_they_quote() {
 }
 
 #[test]
+fn an_error_of_another_site_neither_passes_nor_takes_over_the_flow() {
+    let settings = Settings::default();
+    let mut oslo = Side::of_client(&settings);
+    // A second service, whose server is at `bonn`.
+    let mut view = (*oslo.plan.view).clone();
+    let other = [198, 18, 0, 9];
+    let first = view.translated_presences.values().next().unwrap().clone();
+    let second = TranslatedPresenceEntry {
+        service: "other".into(),
+        addresses: vec![PresenceIp(other.into())],
+        service_site: "bonn".into(),
+        gateway: "bonn-1".into(),
+        ..first
+    };
+    view.translated_presences.insert("other".into(), second);
+    let peers = vec![planned("rome", "rome-1", 1), planned("bonn", "bonn-1", 2)];
+    oslo = side(view, peers, DialRules::default());
+    let wire = oslo.pass(&tcp(CLIENT, PRESENCE, (5000, 80), SYN), None).unwrap();
+    let number = v4(parse(&wire).unwrap().source);
+    let mut error = |presence: [u8; 4], to: [u8; 4], from: &str| {
+        let mut bytes = Vec::new();
+        PacketBuilder::ipv4(presence, to, 64).icmpv4_raw(3, 3, [0; 4]).write(&mut bytes, &wire).unwrap();
+        oslo.pass(&bytes, Some(from)).map(drop)
+    };
+    assert_eq!(error(other, number, "bonn-1"), Err("IcmpError".to_owned()));
+    assert_eq!(error(PRESENCE, number, "rome-1"), Ok(()));
+    let [a, b, c, d] = number;
+    assert_eq!(error(PRESENCE, [a, b, c, d ^ 1], "rome-1"), Err("IcmpError".to_owned()));
+    let (flow, rome) = (oslo.flows.iter().next().unwrap(), oslo.peers.by_name(&"rome-1".into()));
+    assert_eq!(Some(flow.peer), rome, "packets of the client go to the site of its server");
+}
+
+#[test]
+fn packets_of_another_site_that_this_host_forwards_use_no_service_of_this_site() {
+    let settings = Settings::default();
+    let mut oslo = Side::of_client(&settings);
+    let from_bonn = tcp([10, 3, 0, 7], PRESENCE, (5000, 80), SYN);
+    assert!(oslo.pass(&from_bonn, None).is_ok(), "a host of this site, behind a router");
+    let mut bonn = planned("bonn", "bonn-1", 2);
+    bonn.entry.networks = vec!["10.3.0.0/16".parse().unwrap()];
+    let view = (*oslo.plan.view).clone();
+    let plan =
+        ForwardPlan::new(Arc::new(view), OwnSockets::default(), vec![planned("rome", "rome-1", 1), bonn]);
+    oslo.peers.follow(&plan, 1420, oslo.now);
+    oslo.plan = plan;
+    let (plan, peers) = (&oslo.plan, &oslo.peers);
+    let mut ended = 0;
+    oslo.flows.judge(|flow| super::super::admit::judge_again(plan, peers, flow), |_, _| ended += 1);
+    assert_eq!(ended, 1, "the network is that of bonn now");
+    assert_eq!(oslo.pass(&from_bonn, None), Err("ForeignSource".to_owned()));
+    assert!(oslo.pass(&tcp(CLIENT, PRESENCE, (5000, 80), SYN), None).is_ok());
+}
+
+#[test]
 fn only_packets_of_the_service_pass_and_only_clients_begin() {
     let settings = Settings::default();
     let (mut oslo, mut rome) = (Side::of_client(&settings), Side::of_server(&settings));
@@ -323,7 +377,7 @@ fn fragments_follow_the_first_one() {
         assert!(shown(&at_server).starts_with("U 10.0.0.5"), "{}", shown(&at_server));
     }
     let wire = oslo.pass(&fragment(4, false, 2), None).unwrap();
-    assert_eq!(rome.pass(&wire, Some("bonn-1")), Err("Spoofed".to_owned()), "a fragment of another gateway");
+    assert_eq!(rome.pass(&wire, Some("bonn-1")), Err("NoFlow".to_owned()), "a fragment of another gateway");
 }
 
 #[test]

@@ -132,3 +132,26 @@ fn a_relay_that_changes_its_answer_all_the_time_causes_no_flood() {
     assert_eq!(told(0, 5000), 5, "once per second");
     assert_eq!(told(1, 5000), 0, "a peer that is no relay is not believed");
 }
+
+#[test]
+fn a_relay_that_invents_initiations_of_a_peer_takes_nothing_from_the_peer() {
+    let (now, keys) = (Instant::now(), [StaticKeys::from_private([7; 32])]);
+    let mut plan = plan(&keys);
+    plan.peers.truncate(3);
+    plan.peers[0].entry.relay = true;
+    plan.peers[1].entry.relay = true;
+    let mut table = PeerTable::default();
+    table.follow(&plan, 1420, now);
+    let id = |table: &PeerTable, slot: usize| RelayId::of(table.get(slot).unwrap().session.peer());
+    let (invents, honest) = (id(&table, 0), id(&table, 1));
+    let relayed = |relay| Origin::Relay { relay, from: 2 };
+    let read = (0..1000).filter(|_| table.admits_initiation(relayed(invents), now)).count();
+    assert_eq!(read as u64, RELAYED_HANDSHAKES_PER_SECOND);
+    assert!(!table.charge_relay(invents, now), "responses count as well");
+    assert!(table.admits_initiation(relayed(honest), now), "by another relay");
+    assert!(table.admits_initiation(Origin::Channel(2), now), "over the channel");
+    assert!(!table.admits_initiation(Origin::Channel(2), now), "a peer has a rate of its own there");
+    let later = now + Duration::from_millis(100);
+    let read = (0..1000).filter(|_| table.admits_initiation(relayed(invents), later)).count();
+    assert_eq!(read as u64, RELAYED_HANDSHAKES_PER_SECOND / 10);
+}
