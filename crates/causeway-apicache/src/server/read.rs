@@ -32,6 +32,8 @@ use crate::kube_object::{self, KubeObject};
 const FRESH_WAIT: Duration = Duration::from_secs(3);
 // The API server ends watches after 30 to 60 minutes.
 const WATCH_DEFAULT: Duration = Duration::from_secs(1_800);
+// Clients ask for 5 to 10 minutes. A watch begins anew after this time, whatever its client asks for.
+const WATCH_TIME_MAX: Duration = Duration::from_secs(3_600);
 
 // A list has its objects, the body and its compressed form, measured with 24 MB of pods (`docs/edge-api.md`).
 const LIST_MEMORY: usize = 4;
@@ -217,7 +219,7 @@ impl LocalRead<'_> {
             }
             WatchStart::Now | WatchStart::After(_) => None,
         };
-        let after = options.timeout_seconds.map_or(WATCH_DEFAULT, Duration::from_secs);
+        let after = options.timeout_seconds.map_or(WATCH_DEFAULT, Duration::from_secs).min(WATCH_TIME_MAX);
         let ends = WatchEnds { after, stopped: stop.clone().cancelled_owned() };
         let format = WatchFormat { version: (), view: self.view, include: options.include };
         let context =
