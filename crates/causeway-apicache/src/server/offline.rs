@@ -5,12 +5,12 @@
 //! not sent later, because it tells that the node is alive now; a token that was issued before is given again. Everything else gets 503.
 
 use bytes::Bytes;
-use causeway_api::request::query::QueryParameters;
+use causeway_api::request::query::{QueryParameters, decode};
 use causeway_api::request::resource::ResourcePath;
 use causeway_api::status::StatusDetails;
 use causeway_api::{Status, error_chain};
 use http::header::{self, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
@@ -58,7 +58,9 @@ pub fn classify(
     path: &ResourcePath<'_>,
     query: Option<&str>,
 ) -> Option<SiteWrite> {
+    // Go before 1.17 takes `;` for a separator, so such a query can be a dry run.
     if QueryParameters::parse(query).has("dryRun")
+        || query.is_some_and(|query| query.contains(';'))
         || !path.name.is_none_or(stands_in_path)
         || !path.namespace.is_none_or(stands_in_path)
     {
@@ -125,7 +127,10 @@ pub async fn write(
     let asked = SiteRequest { context, caller, node, method: head.method.clone(), path, content_type, body };
     // A write that waits in the log goes before a newer one of the same object.
     if !asked.is_waiting(kind) {
-        let passed = Request::from_parts(head, full(asked.body.clone()));
+        let mut passed = Request::from_parts(head, full(asked.body.clone()));
+        if let Some(uri) = without_timeout(passed.uri()) {
+            *passed.uri_mut() = uri;
+        }
         match context.pass.forward(passed, caller).await {
             Ok(response) if !is_away(response.status()) => return asked.passed(kind, response).await,
             Ok(_) => {}
@@ -138,6 +143,18 @@ pub async fn write(
         return respond::refusal(&Status::forbidden(&caller.user.username, "write at this site", why));
     }
     asked.answer(kind).await.unwrap_or_else(|status| respond::refusal(&status))
+}
+
+/// The URI without the parameter `timeout`, which kubelets send with each renewal of a lease: with a short one a caller makes the API server
+/// answer 504, as if it were away. `None`: it has none.
+fn without_timeout(uri: &Uri) -> Option<Uri> {
+    let query = uri.query()?;
+    let is_timeout = |pair: &&str| decode(pair.split('=').next().unwrap_or_default(), true) == "timeout";
+    if !query.split('&').any(|pair| is_timeout(&pair)) {
+        return None;
+    }
+    let rest: Vec<&str> = query.split('&').filter(|pair| !is_timeout(pair)).collect();
+    format!("{}?{}", uri.path(), rest.join("&")).parse().ok()
 }
 
 /// The cloud answers so when it cannot reach the API server, and a load balancer in front of one.
@@ -585,6 +602,8 @@ mod tests {
         check("PATCH", "/api/v1/namespaces/shop/pods/a/status", Some(SiteWrite::Status));
         check("PATCH", "/api/v1/namespaces/shop/pods/a/status?dryRun=All", None);
         check("PATCH", "/api/v1/namespaces/shop/pods/a/status?%64ryRun=All", None);
+        check("PATCH", "/api/v1/namespaces/shop/pods/a/status?x;dryRun=All", None);
+        check("PATCH", "/api/v1/namespaces/shop/pods/a/status?timeout=10s", Some(SiteWrite::Status));
         check("DELETE", "/api/v1/namespaces/shop/pods/a", None);
         check(
             "PUT",
@@ -604,6 +623,18 @@ mod tests {
         }
         check("POST", "/api/v1/namespaces/shop/serviceaccounts/till/token", Some(SiteWrite::Token));
         check("POST", "/api/v1/namespaces/shop/secrets", None);
+    }
+
+    #[test]
+    fn no_time_of_a_caller_makes_the_api_server_seem_away() {
+        let check = |uri: &str, expected: Option<&str>| {
+            let found = without_timeout(&uri.parse().unwrap());
+            assert_eq!(found.map(|uri| uri.to_string()).as_deref(), expected, "{uri}");
+        };
+        check("/api/v1/nodes/n1/status", None);
+        check("/api/v1/nodes/n1/status?fieldManager=timeout", None);
+        check("/api/v1/nodes/n1/status?timeout=1ns", Some("/api/v1/nodes/n1/status?"));
+        check("/a?x=%20&%74imeout=1ns&timeout=2&y", Some("/a?x=%20&y"));
     }
 
     #[test]
