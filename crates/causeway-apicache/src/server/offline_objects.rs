@@ -48,6 +48,25 @@ pub fn is_listed(
         && path.subresource.is_none()
         && !is_special(query)
         && listed.contains(&resource)
+        && !is_reserved(&resource)
+}
+
+/// Resources that give rights: the API server alone decides about them, whatever the operator lists.
+fn is_reserved(resource: &ResourceName) -> bool {
+    resource.group == "rbac.authorization.k8s.io" || resource.group.is_empty() && resource.plural == "secrets"
+}
+
+/// Decides about a pod as a write leaves it. A kubelet of the site runs it at once, before any admission of the API server, so it is written by the
+/// node that runs it only.
+fn check_pod(node: Option<&str>, resource: &ResourceName, pod: &Value) -> Result<(), Status> {
+    let is_own = node.is_some_and(|node| pod["spec"]["nodeName"] == node);
+    match resource.group.is_empty() && resource.plural == "pods" && !is_own {
+        false => Ok(()),
+        true => {
+            let why = "without the API server a pod is written by the node that runs it only";
+            Err(Status { message: format!("{}: {why}", away().message), ..away() })
+        }
+    }
 }
 
 /// A dry run writes nothing. With a `timeout` of its own a caller could make the API server answer 504, as if it were away.
@@ -188,6 +207,7 @@ impl ObjectRequest<'_> {
     async fn create(&self) -> Answered {
         let body = json_body(&self.media, "application/json", &self.body)?;
         let (name, shown) = checked_new(body, self.path.namespace.unwrap_or_default())?;
+        check_pod(self.caller.node_name(), &self.resource(), &shown)?;
         let (key, path) = (self.key(&name), self.object_path(&name));
         let waiting = self.context.pending.find(PendingKind::Object, &path);
         match self.context.subscriptions.copied(&self.resource(), &key).await {
@@ -218,6 +238,9 @@ impl ObjectRequest<'_> {
         let body = json_body(&self.media, expected, &self.body)?;
         let changed = changed(&current, &self.method, &self.media, body)
             .map_err(|why| why.status(&self.resource(), name))?;
+        for state in [&current, &changed] {
+            check_pod(self.caller.node_name(), &self.resource(), state)?;
+        }
         let now = unix_now();
         self.log((&key, path), waiting.as_ref(), changed.to_string().into(), base, now).await?;
         let shown = mark(untyped(changed), now);
@@ -522,6 +545,39 @@ mod tests {
         check(Method::PUT, &format!("{maps}/a?fieldManager=timeout"), true);
         check(Method::PATCH, &format!("{maps}/a/status"), false);
         check(Method::POST, "/api/v1/namespaces/shop/secrets", false);
+    }
+
+    #[test]
+    fn what_gives_rights_is_not_written_without_the_api_server() {
+        let listed = [
+            ResourceName::new("", "v1", "secrets"),
+            ResourceName::new("rbac.authorization.k8s.io", "v1", "rolebindings"),
+            ResourceName::new("rbac.authorization.k8s.io", "v1", "clusterroles"),
+            ResourceName::new("example.org", "v1", "secrets"),
+        ];
+        let found = |path: &str| {
+            let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+            let parsed = ResourcePath::parse(&segments).unwrap();
+            is_listed(&listed, &Method::POST, &parsed, None)
+        };
+        assert!(!found("/api/v1/namespaces/shop/secrets"));
+        assert!(!found("/apis/rbac.authorization.k8s.io/v1/namespaces/shop/rolebindings"));
+        assert!(!found("/apis/rbac.authorization.k8s.io/v1/clusterroles"));
+        assert!(found("/apis/example.org/v1/namespaces/shop/secrets"), "a custom resource of that name");
+    }
+
+    #[test]
+    fn a_pod_is_written_by_the_node_that_runs_it() {
+        let pods = ResourceName::new("", "v1", "pods");
+        let pod = json!({"spec": {"nodeName": "n1"}});
+        let code = |node: Option<&str>, resource: &ResourceName, pod: &Value| {
+            check_pod(node, resource, pod).map_err(|status| status.code)
+        };
+        assert_eq!(code(Some("n1"), &pods, &pod), Ok(()));
+        assert_eq!(code(None, &pods, &pod), Err(503), "a token");
+        assert_eq!(code(Some("n2"), &pods, &pod), Err(503), "another node");
+        assert_eq!(code(Some("n1"), &pods, &json!({"spec": {}})), Err(503), "a pod of no node");
+        assert_eq!(code(None, &ResourceName::new("", "v1", "configmaps"), &json!({})), Ok(()));
     }
 
     #[test]
