@@ -16,6 +16,7 @@ use http::{Method, StatusCode};
 use tokio::sync::Semaphore;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use super::authorize::is_recent;
 use super::tokens::{self, AccountToken, ClusterFacts};
 use super::{LocalCaller, UserInfo};
 use crate::copy::collection::unix_now;
@@ -116,14 +117,15 @@ impl CallerAuthenticator {
                 Err(status)
             }
             // Without the cloud the last answer counts, for a bounded time.
-            Err(ReviewError::Away(status)) => match known.filter(|(_, seen)| age(*seen) < REMEMBERED_SECONDS)
-            {
-                Some((user, _)) => Ok(user),
-                None if status.code == 503 => Err(Status::unauthorized(
-                    "the token is not known at this site, and the cloud cannot be asked now",
-                )),
-                None => Err(status),
-            },
+            Err(ReviewError::Away(status)) => {
+                match known.filter(|(_, seen)| is_recent(age(*seen), REMEMBERED_SECONDS)) {
+                    Some((user, _)) => Ok(user),
+                    None if status.code == 503 => Err(Status::unauthorized(
+                        "the token is not known at this site, and the cloud cannot be asked now",
+                    )),
+                    None => Err(status),
+                }
+            }
         }
     }
 
@@ -243,6 +245,7 @@ mod tests {
             (token(now - 2), now, 401),
             ("opaque".to_owned(), now - hour, 200),
             ("older".to_owned(), now - REMEMBERED_SECONDS, 401),
+            ("of the future".to_owned(), now + 1_000_000, 401),
         ] {
             authenticator.remember_at(&token, seen).await;
             assert_eq!(code(&authenticator, &token).await, expected, "{token}");

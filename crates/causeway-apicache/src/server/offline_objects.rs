@@ -164,11 +164,7 @@ impl ObjectRequest<'_> {
             status if status.is_success() => self.remember_right().await,
             // A right that was taken away is not used without the cloud either.
             StatusCode::FORBIDDEN => {
-                let named = self.question();
-                let every = AccessQuestion { name: String::new(), ..named.clone() };
-                for question in [named, every] {
-                    self.context.authorizer.remove_grant(self.caller, &question).await;
-                }
+                self.context.authorizer.remove_grant(self.caller, &self.question()).await;
             }
             _ => {}
         }
