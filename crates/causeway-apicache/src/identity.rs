@@ -8,7 +8,10 @@ pub mod authenticate;
 pub mod authorize;
 pub mod tokens;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::subscriptions::SubscriptionCredential;
 
@@ -21,6 +24,9 @@ pub struct UserInfo {
     pub uid: String,
     #[serde(default)]
     pub groups: Vec<String>,
+    /// What the authenticator of the cluster adds, for example the scopes of a token: an authorizer may look at it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub extra: BTreeMap<String, Vec<String>>,
 }
 
 /// An authenticated caller.
@@ -45,7 +51,7 @@ impl LocalCaller {
         let mut groups = organizations;
         groups.push(AUTHENTICATED.into());
         LocalCaller {
-            user: UserInfo { username: common_name.to_owned(), uid: String::new(), groups },
+            user: UserInfo { username: common_name.to_owned(), groups, ..UserInfo::default() },
             credential,
         }
     }
@@ -67,17 +73,54 @@ impl LocalCaller {
         LocalCaller { user, credential: Some(SubscriptionCredential::Token(token.to_owned())) }
     }
 
-    /// The key under which decisions about this caller are remembered.
+    /// The key under which decisions about this caller are remembered: everything that an authorizer sees of it. JSON, so that no name can
+    /// contain what separates two of them.
     pub fn key(&self) -> String {
-        let mut groups = self.user.groups.clone();
+        let UserInfo { username, uid, groups, extra } = &self.user;
+        let mut groups = groups.clone();
         groups.sort();
-        format!("{}\n{}\n{}", self.user.username, self.user.uid, groups.join("\n"))
+        let extra: BTreeMap<_, _> = extra.iter().filter(|(name, _)| *name != CREDENTIAL_ID).collect();
+        json!([username, uid, groups, extra]).to_string()
     }
+}
+
+/// The number of one token (Kubernetes 1.32): a caller keeps its rights when its token is renewed.
+const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+
+/// The user name in the key of a caller.
+pub fn username_of_key(key: &str) -> String {
+    let parts: Value = serde_json::from_str(key).unwrap_or_default();
+    parts[0].as_str().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_key_of_a_caller_has_all_that_an_authorizer_sees() {
+        let key = |user: Value| {
+            let user: UserInfo = serde_json::from_value(user).unwrap();
+            LocalCaller::from_token(user, "t").key()
+        };
+        let plain = key(json!({"username": "ann", "groups": ["a", "b"]}));
+        assert_eq!(username_of_key(&plain), "ann");
+        assert_eq!(key(json!({"username": "ann", "groups": ["b", "a"], "extra": {}})), plain);
+        let scoped =
+            |scope: &str| key(json!({"username": "ann", "groups": ["a", "b"], "extra": {"scopes": [scope]}}));
+        assert!(scoped("all") != plain && scoped("all") != scoped("read"));
+        let renewed = json!({"username": "ann", "groups": ["a", "b"], "extra": {CREDENTIAL_ID: ["JTI=1"]}});
+        assert_eq!(key(renewed), plain);
+        // A group that looks like the end of a name.
+        assert_ne!(
+            key(json!({"username": "ann", "uid": "u\na"})),
+            key(json!({"username": "ann", "uid": "u", "groups": ["a"]}))
+        );
+        assert_ne!(
+            key(json!({"username": "ann", "groups": ["a\nb"]})),
+            key(json!({"username": "ann", "groups": ["a", "b"]}))
+        );
+    }
 
     #[test]
     fn only_a_certificate_of_a_node_can_act_at_the_cloud() {
