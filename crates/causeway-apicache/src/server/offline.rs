@@ -4,16 +4,19 @@
 //! the status of the node and of its pods, and events, are taken into the log (`pending`); a renewal of the node's lease is acknowledged and
 //! not sent later, because it tells that the node is alive now; a token that was issued before is given again. Everything else gets 503.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use causeway_api::request::query::{QueryParameters, decode};
 use causeway_api::request::resource::ResourcePath;
 use causeway_api::status::StatusDetails;
 use causeway_api::{Status, error_chain};
-use http::header::{self, HeaderValue};
+use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
+use super::caller_limits::{AnswerMemory, CallerLimits, LimitedCaller};
 use super::handle::RequestContext;
 use super::offline_objects::merged;
 use super::pass::{PassError, full};
@@ -87,6 +90,10 @@ pub fn classify(
 
 // The API server takes up to 3 MiB; a status with its object is far smaller.
 const BODY_BYTES_MAX: usize = 3 << 20;
+// The body, its parsed form, and the object that it makes with the one of the copy.
+const BODY_MEMORY: usize = 4;
+// A body that needs longer holds memory which other requests wait for.
+const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// One such request.
 struct SiteRequest<'a> {
@@ -102,11 +109,29 @@ struct SiteRequest<'a> {
 /// An answer, or the refusal that stands for it.
 type Answered = Result<Response<ApiBody>, Status>;
 
-/// Reads the body of a write, which the log may have to keep.
-pub(super) async fn whole_body(body: Incoming) -> Result<Bytes, Status> {
-    let body = http_body_util::BodyExt::map_err(body, Into::into);
-    let body = respond::collect(http_body_util::BodyExt::boxed_unsync(body), BODY_BYTES_MAX).await;
-    body.map_err(|_| Status::too_large(BODY_BYTES_MAX))
+/// Reads the body of a write, which the log may have to keep. It counts as memory of its caller until the answer, and has a deadline.
+pub(super) async fn whole_body(
+    (limits, caller): (&CallerLimits, &LocalCaller),
+    headers: &HeaderMap,
+    body: ApiBody,
+) -> Result<(Bytes, AnswerMemory), Status> {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    let bytes_max = length.and_then(|text| text.parse().ok()).unwrap_or(BODY_BYTES_MAX);
+    if bytes_max > BODY_BYTES_MAX {
+        return Err(Status::too_large(BODY_BYTES_MAX));
+    }
+    let taken = limits.take(&LimitedCaller::of(caller), BODY_MEMORY * bytes_max).await;
+    let mut memory = taken.map_err(|reached| reached.status(false))?;
+    let read = tokio::time::timeout(BODY_TIME_MAX, respond::collect(body, bytes_max)).await;
+    let body = read.map_err(|_| Status::request_timeout("the body did not arrive in time"))?;
+    let body = body.map_err(|_| Status::too_large(BODY_BYTES_MAX))?;
+    memory.shrink(BODY_MEMORY * body.len());
+    Ok((body, memory))
+}
+
+/// The body of a request of a client.
+pub(super) fn incoming(body: Incoming) -> ApiBody {
+    http_body_util::BodyExt::boxed_unsync(http_body_util::BodyExt::map_err(body, Into::into))
 }
 
 /// Answers a write: by the API server, or without it.
@@ -118,8 +143,9 @@ pub async fn write(
     path: &ResourcePath<'_>,
 ) -> Response<ApiBody> {
     let (head, body) = request.into_parts();
-    let body = match whole_body(body).await {
-        Ok(body) => body,
+    let read = whole_body((&context.limits, caller), &head.headers, incoming(body)).await;
+    let (body, _memory) = match read {
+        Ok(read) => read,
         Err(refused) => return respond::refusal(&refused),
     };
     let content_type = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
@@ -659,6 +685,33 @@ mod tests {
         let other = json!({"metadata": {"uid": "w"}, "status": {}});
         assert_eq!(apply(StatusChange::Strategic(other)), Err(409));
         assert_eq!(already_exists(&pods, "a").message, "pods \"a\" already exists");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_bodies_of_a_caller_are_bounded_in_memory_and_time() {
+        use http_body_util::BodyExt;
+        let (limits, caller) = (CallerLimits::default(), LocalCaller::node("n1"));
+        let read = async |length: Option<usize>, body: ApiBody| {
+            let length = length.map(|length| (header::CONTENT_LENGTH, HeaderValue::from(length)));
+            let read = whole_body((&limits, &caller), &HeaderMap::from_iter(length), body).await;
+            read.map_err(|status| status.code)
+        };
+        let silent = || http_body_util::StreamBody::new(futures_util::stream::pending()).boxed_unsync();
+        assert_eq!(read(Some(10), silent()).await.err(), Some(408));
+        assert_eq!(read(Some(BODY_BYTES_MAX + 1), silent()).await.err(), Some(413));
+        assert_eq!(read(Some(3), full(Bytes::from_static(b"four"))).await.err(), Some(413));
+        let mut held = Vec::new();
+        let refused = loop {
+            match read(None, full(Bytes::from(vec![b'x'; BODY_BYTES_MAX]))).await {
+                Ok(read) if held.len() < 100 => held.push(read),
+                Ok(_) => panic!("there is no bound"),
+                Err(code) => break code,
+            }
+        };
+        assert_eq!((held.len(), refused), (10, 429), "they are held until their answers");
+        held.clear();
+        let (body, _) = read(None, full(Bytes::from_static(b"{}"))).await.unwrap();
+        assert_eq!(body, "{}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use serde_json::Value;
 
 use super::handle::RequestContext;
-use super::offline::{already_exists, away, conflict, is_away, stands_in_path, whole_body};
+use super::offline::{already_exists, away, conflict, incoming, is_away, stands_in_path, whole_body};
 use super::pass::{PassError, full};
 use super::respond::{self, ApiBody};
 use crate::copy::CopyError;
@@ -96,8 +96,9 @@ pub async fn write(
     path: &ResourcePath<'_>,
 ) -> Response<ApiBody> {
     let (head, body) = request.into_parts();
-    let body = match whole_body(body).await {
-        Ok(body) => body,
+    let read = whole_body((&context.limits, caller), &head.headers, incoming(body)).await;
+    let (body, _memory) = match read {
+        Ok(read) => read,
         Err(refused) => return respond::refusal(&refused),
     };
     let content_type = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
