@@ -134,6 +134,24 @@ pub const EVENTS_MAX: usize = 1_000;
 pub const OBJECTS_MAX: usize = 1_000;
 const OBJECTS_BYTES_MAX: usize = 64 << 20;
 
+/// A write with its object. etcd takes 1.5 MiB, so the API server takes no larger one.
+pub const WRITE_BYTES_MAX: usize = 2 << 20;
+// The statuses of one node: 500 pods of 64 KiB, each before and after its change. A node that is broken into leaves the disk to others.
+const NODE_STATUS_BYTES_MAX: usize = 64 << 20;
+/// Events of one node beyond these bytes push out its oldest ones.
+const NODE_EVENT_BYTES_MAX: usize = 8 << 20;
+
+fn size(write: &PendingWrite) -> usize {
+    write.body.len() + write.base.len()
+}
+
+/// Decides whether the log takes a status in the name of a node. An earlier status of the same object gives way to it.
+pub fn has_room_for_status(writes: &[PendingWrite], write: &PendingWrite) -> bool {
+    let own = writes.iter().filter(|other| other.kind == PendingKind::Status && other.node == write.node);
+    let held: usize = own.filter(|other| other.path != write.path).map(size).sum();
+    held + size(write) <= NODE_STATUS_BYTES_MAX
+}
+
 // One caller takes a quarter of the log at most, so that it keeps no other caller out.
 const CALLER_SHARE: usize = 4;
 
@@ -141,7 +159,6 @@ const CALLER_SHARE: usize = 4;
 pub fn has_room(writes: &[PendingWrite], caller: &str, bytes: usize) -> bool {
     let objects = || writes.iter().filter(|write| write.kind == PendingKind::Object);
     let own = || objects().filter(|write| write.caller == caller);
-    let size = |write: &PendingWrite| write.body.len() + write.base.len();
     let (held, own_held): (usize, usize) = (objects().map(size).sum(), own().map(size).sum());
     objects().count() < OBJECTS_MAX
         && held + bytes <= OBJECTS_BYTES_MAX
@@ -247,7 +264,7 @@ impl PendingLog {
             write.sequence = transaction.last_insert_rowid();
             let pushed_out = {
                 let held = shared.writes.lock_ignoring_poison();
-                surplus(&held)
+                surplus(&held, &write)
             };
             for out in &pushed_out {
                 transaction.execute("DELETE FROM writes WHERE sequence = ?1", [out.sequence])?;
@@ -351,17 +368,28 @@ impl SharedLog {
     }
 }
 
-/// The oldest events, when there are too many.
-fn surplus(held: &BTreeMap<(PendingKind, String), PendingWrite>) -> Vec<PendingWrite> {
-    let mut events: Vec<&PendingWrite> = held
-        .values()
-        .filter(|write| matches!(write.kind, PendingKind::Event | PendingKind::EventPatch))
-        .collect();
-    if events.len() < EVENTS_MAX {
-        return Vec::new();
-    }
+fn is_event(write: &PendingWrite) -> bool {
+    matches!(write.kind, PendingKind::Event | PendingKind::EventPatch)
+}
+
+/// The oldest events that give way to a new write: when there are too many, and when those of its node have too many bytes.
+fn surplus(held: &BTreeMap<(PendingKind, String), PendingWrite>, new: &PendingWrite) -> Vec<PendingWrite> {
+    let mut events: Vec<&PendingWrite> = held.values().filter(|write| is_event(write)).collect();
     events.sort_by_key(|write| write.sequence);
-    events[..=events.len() - EVENTS_MAX].iter().map(|write| (*write).clone()).collect()
+    let too_many = (events.len() + 1).saturating_sub(EVENTS_MAX);
+    let mut bytes = if is_event(new) { size(new) } else { 0 };
+    let mut out = Vec::new();
+    // From the newest back, so that the newest stay.
+    for (number, write) in events.into_iter().enumerate().rev() {
+        let is_own =
+            is_event(new) && write.node == new.node && (write.kind, &write.path) != (new.kind, &new.path);
+        bytes += if is_own { size(write) } else { 0 };
+        if number < too_many || is_own && bytes > NODE_EVENT_BYTES_MAX {
+            out.push(write.clone());
+        }
+    }
+    out.reverse();
+    out
 }
 
 /// Writes the journal into the database and truncates it: pages of before would keep erased tokens.
@@ -491,11 +519,43 @@ mod tests {
         };
         let mut held: BTreeMap<_, _> = (1..EVENTS_MAX).map(event).collect();
         let status = write(PendingKind::Status, "pod", "");
-        held.insert((status.kind, status.path.clone()), status);
-        assert!(surplus(&held).is_empty(), "a status is not counted");
+        held.insert((status.kind, status.path.clone()), status.clone());
+        assert!(surplus(&held, &status).is_empty(), "a status is not counted");
         held.extend([event(EVENTS_MAX)]);
-        let out = surplus(&held);
+        let out = surplus(&held, &status);
         assert_eq!(out.iter().map(|write| write.key.as_str()).collect::<Vec<_>>(), ["default/e1"]);
+    }
+
+    #[tokio::test]
+    async fn a_node_has_a_share_of_the_bytes_and_pushes_out_its_own_events() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = PendingLog::open(&folder.path().join("pending.db")).unwrap();
+        let event = |node: &str, number: usize| PendingWrite {
+            node: node.into(),
+            body: Bytes::from(vec![b'x'; WRITE_BYTES_MAX]),
+            ..write(PendingKind::Event, &format!("{node}-{number}"), "")
+        };
+        assert!(log.append(event("n1", 0)).await.unwrap().is_empty());
+        let mut out = Vec::new();
+        for number in 0..6 {
+            out.extend(log.append(event("n2", number)).await.unwrap());
+        }
+        assert_eq!(
+            out.iter().map(|write| write.key.as_str()).collect::<Vec<_>>(),
+            ["default/n2-0", "default/n2-1", "default/n2-2"]
+        );
+        assert_eq!(log.len(), 4, "and the event of the other node");
+        assert!(log.append(event("n2", 5)).await.unwrap().is_empty(), "it takes its own place");
+        let status = |node: &str, number: usize| PendingWrite {
+            node: node.into(),
+            base: Bytes::from(vec![b'x'; WRITE_BYTES_MAX]),
+            body: Bytes::from(vec![b'x'; WRITE_BYTES_MAX]),
+            ..write(PendingKind::Status, &format!("{node}-{number}"), "")
+        };
+        let held: Vec<PendingWrite> = (0..16).map(|number| status("n1", number)).collect();
+        assert!(has_room_for_status(&held[1..], &held[0]) && !has_room_for_status(&held, &status("n1", 16)));
+        assert!(has_room_for_status(&held, &held[0]), "it takes its own place");
+        assert!(has_room_for_status(&held, &status("n2", 0)), "another node");
     }
 
     #[tokio::test]
@@ -594,6 +654,6 @@ mod tests {
             let write = PendingWrite { sequence: number, path: number.to_string(), ..object(1) };
             ((write.kind, write.path.clone()), write)
         };
-        assert_eq!(surplus(&(0..2_000).map(numbered).collect()), []);
+        assert_eq!(surplus(&(0..2_000).map(numbered).collect(), &object(1)), []);
     }
 }

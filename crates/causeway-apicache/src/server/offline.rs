@@ -26,7 +26,7 @@ use crate::copy::local::{LocalObject, unsent};
 use crate::copy::{CopyError, tables};
 use crate::identity::{LocalCaller, tokens};
 use crate::kube_object::{self, KubeObject};
-use crate::pending::log::{PendingKind, PendingWrite};
+use crate::pending::log::{PendingKind, PendingWrite, WRITE_BYTES_MAX, has_room_for_status};
 use crate::pending::{changed, mark};
 use crate::protobuf::{self, BodyEncoding, BodyError};
 use crate::resource::{ResourceName, SubscriptionScope};
@@ -405,6 +405,13 @@ impl SiteRequest<'_> {
             caller: self.caller.key(),
             token: String::new(),
         };
+        if write.body.len() > WRITE_BYTES_MAX {
+            return Err(Status::too_large(WRITE_BYTES_MAX));
+        }
+        if kind == PendingKind::Status && !has_room_for_status(&self.context.pending.all(), &write) {
+            let full = "the log has the bytes of this node that it may have";
+            return Err(Status { message: format!("{}: {full}", away().message), ..away() });
+        }
         let pushed_out = self.context.pending.append(write).await.map_err(failed)?;
         for out in pushed_out {
             self.context.replayed.drop_write(&out, "newer events took its place in the log");
