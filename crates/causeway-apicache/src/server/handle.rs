@@ -195,7 +195,7 @@ pub(super) async fn pass(
     caller: &LocalCaller,
     request: Request<Incoming>,
 ) -> Response<ApiBody> {
-    match context.pass.forward(request, caller).await {
+    match context.pass.forward(request, (caller, &context.limits)).await {
         Ok(response) => response,
         Err(PassError(status)) => respond::refusal(&status),
     }

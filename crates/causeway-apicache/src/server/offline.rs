@@ -157,7 +157,7 @@ pub async fn write(
         if let Some(uri) = without_timeout(passed.uri()) {
             *passed.uri_mut() = uri;
         }
-        match context.pass.forward(passed, caller).await {
+        match context.pass.forward(passed, (caller, &context.limits)).await {
             Ok(response) if !is_away(response.status()) => return asked.passed(kind, response).await,
             Ok(_) => {}
             Err(PassError(status)) if status.code != 503 => return respond::refusal(&status),

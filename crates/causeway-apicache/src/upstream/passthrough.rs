@@ -96,6 +96,10 @@ async fn pass(
     request: Request<Incoming>,
 ) -> Result<Response<PassedBody>, Status> {
     let identity = identity(upstream, site, request.headers()).await?;
+    if matches!(identity, UpstreamIdentity::Token(_)) && !counted.count_token() {
+        let full = "the site has too many requests with tokens under way to the API server";
+        return Err(Status::too_many_requests(full, 1));
+    }
     let upgrade = request.headers().get(header::UPGRADE).cloned();
     let (mut head, body) = request.into_parts();
     let client = upgrade.as_ref().and_then(|_| head.extensions.remove::<hyper::upgrade::OnUpgrade>());
