@@ -22,6 +22,7 @@ struct SiteUse {
     /// Those of callers with tokens.
     of_tokens: usize,
     memory: SiteMemory,
+    snapshots: SiteMemory,
 }
 
 /// One open stream; dropping it frees its place.
@@ -29,6 +30,7 @@ pub struct SiteStream {
     streams: SiteStreams,
     site: String,
     memory: SiteMemory,
+    snapshots: SiteMemory,
     is_of_token: AtomicBool,
 }
 
@@ -64,21 +66,32 @@ impl SiteStreams {
     /// Counts a stream; `None` when the site has too many.
     pub fn begin(&self, site: &str) -> Option<SiteStream> {
         let mut open = self.sites.lock_ignoring_poison();
-        let new = || SiteUse { streams: 0, of_tokens: 0, memory: SiteMemory::new(MEMORY_KIB) };
+        let new = || SiteUse {
+            streams: 0,
+            of_tokens: 0,
+            memory: SiteMemory::new(MEMORY_KIB),
+            snapshots: SiteMemory::new(MEMORY_KIB),
+        };
         let used = open.entry(site.to_owned()).or_insert_with(new);
         if used.streams >= self.per_site_max {
             return None;
         }
         used.streams += 1;
-        let memory = used.memory.clone();
+        let (memory, snapshots) = (used.memory.clone(), used.snapshots.clone());
         let is_of_token = AtomicBool::new(false);
-        Some(SiteStream { streams: self.clone(), site: site.to_owned(), memory, is_of_token })
+        Some(SiteStream { streams: self.clone(), site: site.to_owned(), memory, snapshots, is_of_token })
     }
 }
 
 impl SiteStream {
     pub fn memory(&self) -> &SiteMemory {
         &self.memory
+    }
+
+    /// The memory of the snapshots with which copies are compared. It is another one than that of messages: a snapshot is held until messages have
+    /// come.
+    pub fn snapshots(&self) -> &SiteMemory {
+        &self.snapshots
     }
 
     /// Counts the stream as one of a caller with a token; false when the site has too many of them. A part is left to nodes and to requests of
