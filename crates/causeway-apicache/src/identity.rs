@@ -9,6 +9,7 @@ pub mod authorize;
 pub mod tokens;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -35,6 +36,17 @@ pub struct LocalCaller {
     pub user: UserInfo,
     /// The proof that travels to the cloud. `None`: a client certificate that is no node's; it cannot act at the cloud.
     pub credential: Option<SubscriptionCredential>,
+    /// The certificate of its connection, when that is the proof.
+    pub certificate: Option<ProvedCertificate>,
+}
+
+/// The bounds of a client certificate that a handshake has verified. A connection lives longer than a handshake.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ProvedCertificate {
+    /// Unix seconds.
+    pub not_after: i64,
+    /// The client CA of the cluster, as PEM, at the time of the handshake.
+    pub client_ca: Option<Arc<str>>,
 }
 
 const NODE_PREFIX: &str = "system:node:";
@@ -53,6 +65,7 @@ impl LocalCaller {
         LocalCaller {
             user: UserInfo { username: common_name.to_owned(), groups, ..UserInfo::default() },
             credential,
+            certificate: None,
         }
     }
 
@@ -70,7 +83,8 @@ impl LocalCaller {
     }
 
     pub fn from_token(user: UserInfo, token: &str) -> LocalCaller {
-        LocalCaller { user, credential: Some(SubscriptionCredential::Token(token.to_owned())) }
+        let credential = Some(SubscriptionCredential::Token(token.to_owned()));
+        LocalCaller { user, credential, certificate: None }
     }
 
     /// The key under which decisions about this caller are remembered: everything that an authorizer sees of it. JSON, so that no name can

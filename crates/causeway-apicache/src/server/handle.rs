@@ -76,9 +76,16 @@ pub async fn handle(
     if matches!(request.uri().path(), "/healthz" | "/livez" | "/readyz") {
         return respond::whole(StatusCode::OK, HeaderValue::from_static("text/plain"), "ok");
     }
+    let is_certified = certified.is_some() && !request.headers().contains_key(header::AUTHORIZATION);
     let caller = match context.authenticator.caller(certified, request.headers()).await {
         Ok(caller) => caller,
-        Err(status) => return respond::refusal(&status),
+        Err(status) => {
+            if is_certified && status.code == 401 {
+                // The client connects again, with the certificate that it has now.
+                open.close_soon();
+            }
+            return respond::refusal(&status);
+        }
     };
     if !open.prove(&caller.user.username) {
         let full = "this caller has too many connections to the API at the edge";
