@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::subscriptions::SubscriptionCredential;
+use crate::upstream::access::rbac::expiry_of;
 
 /// A user as Kubernetes describes it (`authentication.k8s.io/v1`).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -82,6 +83,14 @@ impl LocalCaller {
         }
     }
 
+    /// The end that the credential names, in Unix seconds.
+    pub fn ends_at(&self) -> Option<i64> {
+        match &self.credential {
+            Some(SubscriptionCredential::Token(token)) => expiry_of(token),
+            _ => self.certificate.as_ref().map(|certificate| certificate.not_after),
+        }
+    }
+
     pub fn from_token(user: UserInfo, token: &str) -> LocalCaller {
         let credential = Some(SubscriptionCredential::Token(token.to_owned()));
         LocalCaller { user, credential, certificate: None }
@@ -93,13 +102,14 @@ impl LocalCaller {
         let UserInfo { username, uid, groups, extra } = &self.user;
         let mut groups = groups.clone();
         groups.sort();
-        let extra: BTreeMap<_, _> = extra.iter().filter(|(name, _)| *name != CREDENTIAL_ID).collect();
+        let extra: BTreeMap<_, _> = extra.iter().filter(|(name, _)| !name.starts_with(TOKEN_EXTRA)).collect();
         json!([username, uid, groups, extra]).to_string()
     }
 }
 
-/// The number of one token (Kubernetes 1.32): a caller keeps its rights when its token is renewed.
-const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+/// The fields that tell to what a token is bound (its own number, its pod, its node). No authenticator but that of the API server may set them. A
+/// caller keeps its rights when its token is renewed, and the edge checks the pod itself.
+const TOKEN_EXTRA: &str = "authentication.kubernetes.io/";
 
 /// The user name in the key of a caller.
 pub fn username_of_key(key: &str) -> String {
@@ -123,7 +133,8 @@ mod tests {
         let scoped =
             |scope: &str| key(json!({"username": "ann", "groups": ["a", "b"], "extra": {"scopes": [scope]}}));
         assert!(scoped("all") != plain && scoped("all") != scoped("read"));
-        let renewed = json!({"username": "ann", "groups": ["a", "b"], "extra": {CREDENTIAL_ID: ["JTI=1"]}});
+        let number = format!("{TOKEN_EXTRA}credential-id");
+        let renewed = json!({"username": "ann", "groups": ["a", "b"], "extra": {number: ["JTI=1"]}});
         assert_eq!(key(renewed), plain);
         // A group that looks like the end of a name.
         assert_ne!(

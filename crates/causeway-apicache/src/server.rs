@@ -1,7 +1,7 @@
 //! The API of the edge: HTTPS for local callers, in front of the copy.
 //!
 //! `serving` makes certificates, `connections` bounds clients, `caller_limits` the memory of answers and the watches, `handle` decides for each request, `read` answers from the copy, `documents` gives discovery and OpenAPI, `pass` goes to the cloud,
-//! `offline` answers writes of nodes without it, `offline_objects` those to listed resources, `respond` makes responses, `traffic_keeper` keeps the count of bytes on disk. Callers are proved in `identity`.
+//! `offline` answers writes of nodes without it, `offline_objects` those to listed resources, `respond` makes responses, `watch_rights` ends watches, `traffic_keeper` keeps the count of bytes on disk. Callers are proved in `identity`.
 //! `pod_listener` listens for pods, on an address that may come later.
 
 pub mod caller_limits;
@@ -16,6 +16,7 @@ pub mod read;
 pub mod respond;
 pub mod serving;
 pub mod traffic_keeper;
+pub mod watch_rights;
 pub mod written;
 
 use std::convert::Infallible;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use causeway_api::Status;
 use causeway_daemon::sync::MutexExt;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::LocalCaller;
 use crate::connector::{BoxedStream, CloudConnector};
@@ -25,7 +25,11 @@ pub type GrantKey = (String, String);
 
 /// A handle; clones share the stream.
 #[derive(Clone, Default)]
-pub struct AccessStream(Arc<Mutex<StreamState>>);
+pub struct AccessStream {
+    state: Arc<Mutex<StreamState>>,
+    /// Counts grants that were removed because the cloud revoked them.
+    removals: watch::Sender<u64>,
+}
 
 #[derive(Default)]
 struct StreamState {
@@ -89,6 +93,16 @@ impl StreamState {
 }
 
 impl AccessStream {
+    /// Changes when a grant was removed.
+    pub fn removals(&self) -> watch::Receiver<u64> {
+        self.removals.subscribe()
+    }
+
+    /// Notes that a revoked grant is removed from the cache.
+    pub fn note_removal(&self) {
+        self.removals.send_modify(|count| *count += 1);
+    }
+
     /// Returns true if the cloud said "allowed" on the stream that is open now.
     pub fn is_allowed(&self, key: &GrantKey) -> bool {
         self.lock().allowed.contains_key(key)
@@ -241,7 +255,7 @@ impl AccessStream {
     }
 
     fn lock(&self) -> MutexGuard<'_, StreamState> {
-        self.0.lock_ignoring_poison()
+        self.state.lock_ignoring_poison()
     }
 }
 

@@ -93,7 +93,7 @@ impl CallerAuthenticator {
     pub async fn confirm(&self, caller: &LocalCaller) -> Result<(), Status> {
         self.check_certificate(caller, unix_now())?;
         let Some(SubscriptionCredential::Token(token)) = &caller.credential else { return Ok(()) };
-        match self.user_of(token).await? == caller.user {
+        match LocalCaller::from_token(self.user_of(token).await?, token).key() == caller.key() {
             true => Ok(()),
             false => Err(Status::unauthorized("the token belongs to another user now")),
         }
@@ -287,16 +287,12 @@ mod tests {
         let facts = |ca: &str| ClusterFacts { client_ca: Some(ca.into()), ..ClusterFacts::default() };
         authenticator.facts.store(Arc::new(facts("first")));
         let key = rcgen::KeyPair::generate().unwrap();
-        let caller = |seconds: i64, ca: &str| {
+        let caller = |end: i32, ca: &str| {
             let mut params = rcgen::CertificateParams::default();
             params.distinguished_name.push(rcgen::DnType::CommonName, "system:node:n1");
             params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:nodes");
-            params.not_after = std::time::SystemTime::now()
-                .checked_add(Duration::from_secs(seconds.unsigned_abs()))
-                .filter(|_| seconds > 0)
-                .unwrap_or(std::time::UNIX_EPOCH)
-                .into();
-            params.not_before = std::time::UNIX_EPOCH.into();
+            params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+            params.not_after = rcgen::date_time_ymd(end, 1, 1);
             let certificate = params.self_signed(&key).unwrap();
             caller_of_certificate(certificate.der(), Some(ca.into())).unwrap()
         };
@@ -307,11 +303,11 @@ mod tests {
             assert_eq!(proved.map(drop), confirmed);
             confirmed
         };
-        let node = caller(3_600, "first");
+        let node = caller(2999, "first");
         assert_eq!(node.node_name(), Some("n1"));
         assert_eq!(code(node.clone()).await, Ok(()));
-        assert_eq!(code(caller(0, "first")).await, Err(401), "expired since the handshake");
-        assert_eq!(code(caller(3_600, "other")).await, Err(401), "verified with another CA");
+        assert_eq!(code(caller(2001, "first")).await, Err(401), "expired since the handshake");
+        assert_eq!(code(caller(2999, "other")).await, Err(401), "verified with another CA");
         authenticator.facts.store(Arc::new(facts("second")));
         assert_eq!(code(node).await, Err(401), "the CA was changed since the handshake");
         assert_eq!(code(LocalCaller::node("n1")).await, Ok(()), "the edge itself");

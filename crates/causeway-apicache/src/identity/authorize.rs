@@ -117,6 +117,11 @@ impl Authorizer {
         }
     }
 
+    /// Returns true if the cloud has said so on the stream that is open now; it tells when that changes.
+    pub fn is_told(&self, caller: &LocalCaller, question: &AccessQuestion) -> bool {
+        self.stream.is_allowed(&(caller.key(), question_text(question)))
+    }
+
     /// Returns true if the API server allowed this caller the same before, within the time that counts without the cloud.
     pub async fn was_allowed(&self, caller: &LocalCaller, question: &AccessQuestion) -> bool {
         let (key, text) = (caller.key(), question_text(question));
@@ -170,6 +175,7 @@ impl Authorizer {
                 // Other codes (an expired token) keep the grant; only 403 removes it.
                 if code == 403 {
                     self.remove(key, &question).await;
+                    self.stream.note_removal();
                 }
             }
         };

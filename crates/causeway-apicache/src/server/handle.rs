@@ -14,6 +14,7 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::caller_limits::{CallerLimits, LimitedCaller};
 use super::connections::OpenConnection;
@@ -21,6 +22,7 @@ use super::documents::{self, DOCUMENT_BYTES_MAX, KeptDocument};
 use super::pass::{PassError, Passthrough};
 use super::read::{self, LocalRead, PageToken, ReadRefusal};
 use super::respond::{self, ApiBody};
+use super::watch_rights::WatchRights;
 use super::written::WrittenRevisions;
 use super::{offline, offline_objects};
 use crate::copy::collection::Collection;
@@ -319,7 +321,7 @@ async fn read(
     if let Some(revision) = context.written.wanted(caller.key(), &wanted.resource, Instant::now()) {
         collection.wait_revision(revision, OWN_WRITE).await;
     }
-    match from_copy(context, caller, &collection, (&request, path, &query, view)).await {
+    match from_copy(context, (caller, question), &collection, (&request, path, &query, view)).await {
         Ok(response) => response,
         Err(ReadRefusal::NotHere(_)) if context.pass.is_connected() => pass(context, caller, request).await,
         Err(ReadRefusal::NotHere(status) | ReadRefusal::Refused(status)) => respond::refusal(&status),
@@ -412,7 +414,7 @@ async fn begin_watched(
 
 async fn from_copy(
     context: &RequestContext,
-    caller: &LocalCaller,
+    (caller, question): (&LocalCaller, AccessQuestion),
     collection: &Arc<Collection>,
     (request, path, query, view): (&Request<Incoming>, &ResourcePath<'_>, &QueryParameters, ObjectView),
 ) -> Result<Response<ApiBody>, ReadRefusal> {
@@ -441,7 +443,20 @@ async fn from_copy(
             let end = context.subscriptions.watch_end(collection);
             let end =
                 end.ok_or_else(|| Status::unavailable("the site does not hold the resource any more", 1))?;
-            local.watch(options, &end).await
+            // The right of this watch ends it, not the others of the copy.
+            let end = end.child_token();
+            let rights = WatchRights {
+                authenticator: context.authenticator.clone(),
+                authorizer: context.authorizer.clone(),
+                caller: caller.clone(),
+                question,
+            };
+            let stop = end.clone();
+            let rights = tokio::spawn(async move {
+                rights.ended().await;
+                stop.cancel();
+            });
+            local.watch(options, &end, AbortOnDropHandle::new(rights)).await
         }
         _ => Err(head.not_allowed().into()),
     }

@@ -19,6 +19,7 @@ use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::caller_limits::{AnswerMemory, CallerLimits, LimitReached, LimitedCaller};
 use super::respond::{self, ApiBody, WatchLines};
@@ -199,6 +200,7 @@ impl LocalRead<'_> {
         &self,
         mut options: WatchOptions,
         stop: &CancellationToken,
+        rights: AbortOnDropHandle<()>,
     ) -> Result<Response<ApiBody>, ReadRefusal> {
         if let WatchStart::State { not_older_than, .. } = options.from {
             // A state that cannot be sent is refused before the header: an informer waits for its end.
@@ -229,7 +231,7 @@ impl LocalRead<'_> {
             memory.shrink(self.collection.stats().held_bytes());
             memory
         });
-        let body = WatchLines::new(stream, self.collection.clone(), (counted, memory)).boxed_unsync();
+        let body = WatchLines::new(stream, self.collection.clone(), (counted, memory, rights)).boxed_unsync();
         let mut response = respond::json(StatusCode::OK, "");
         *response.body_mut() = body;
         Ok(response)
