@@ -15,6 +15,7 @@ use rusqlite::{Connection, params};
 use tokio::sync::watch;
 
 use super::identity::is_usable;
+use super::token_cipher::TokenCipher;
 use crate::copy::CopyError;
 use crate::copy::tables::is_damage;
 use crate::resource::ResourceName;
@@ -89,6 +90,7 @@ pub struct PendingLog(Arc<SharedLog>);
 
 struct SharedLog {
     connection: Mutex<Connection>,
+    cipher: TokenCipher,
     /// The same as on disk.
     writes: Mutex<BTreeMap<(PendingKind, String), PendingWrite>>,
     /// Changes with every write; counts nothing.
@@ -168,22 +170,27 @@ pub fn has_room(writes: &[PendingWrite], caller: &str, bytes: usize) -> bool {
 
 impl PendingLog {
     pub fn open(path: &Path) -> Result<PendingLog, CopyError> {
-        let opened = match read(path) {
-            Ok(opened) => opened,
+        let cipher = TokenCipher::open(path)?;
+        let opened = match read(path, &cipher) {
+            Ok(opened) => (opened, cipher),
             // A full disk and the like pass. The writes stay where they are.
             Err(error) if !is_damage(&error) => return Err(error.into()),
             Err(error) => {
                 let aside = PathBuf::from(format!("{}.damaged", path.display()));
                 tracing::warn!(%error, aside = %aside.display(),
                     "the log of pending writes cannot be read; it is put aside and a new one begins");
+                // Before the log: the tokens in it cannot be found, and are not readable without the key.
+                std::fs::remove_file(TokenCipher::key_path(path))?;
                 put_aside(path, &aside)?;
-                read(path)?
+                let cipher = TokenCipher::open(path)?;
+                (read(path, &cipher)?, cipher)
             }
         };
-        let (connection, writes) = opened;
+        let ((connection, writes), cipher) = opened;
         let writes = writes.into_iter().map(|write| ((write.kind, write.path.clone()), write)).collect();
         let shared = SharedLog {
             connection: Mutex::new(connection),
+            cipher,
             writes: Mutex::new(writes),
             changed: watch::Sender::new(0),
             sending: Mutex::new(None),
@@ -258,7 +265,7 @@ impl PendingLog {
                     &write.base[..],
                     write.at,
                     write.caller,
-                    write.token
+                    shared.cipher.seal(&write.token)
                 ],
             )?;
             write.sequence = transaction.last_insert_rowid();
@@ -413,7 +420,7 @@ fn put_aside(path: &Path, aside: &Path) -> std::io::Result<()> {
     }
 }
 
-fn read(path: &Path) -> rusqlite::Result<(Connection, Vec<PendingWrite>)> {
+fn read(path: &Path, cipher: &TokenCipher) -> rusqlite::Result<(Connection, Vec<PendingWrite>)> {
     // SQLite gives its other files the mode of this one.
     let _ = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
     let connection = Connection::open(path)?;
@@ -450,7 +457,7 @@ fn read(path: &Path) -> rusqlite::Result<(Connection, Vec<PendingWrite>)> {
             base: bytes(8)?,
             at: row.get(9)?,
             caller: row.get(10)?,
-            token: row.get(11)?,
+            token: cipher.unseal(&row.get::<_, String>(11)?),
         }))
     })?;
     let writes = rows.collect::<rusqlite::Result<Vec<_>>>()?.into_iter().flatten().collect();
@@ -566,6 +573,31 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         assert!(PendingLog::open(&path).is_err());
         assert!(path.exists() && !folder.path().join("pending.db.damaged").exists());
+    }
+
+    #[tokio::test]
+    async fn a_damaged_log_keeps_no_token_readable() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pending.db");
+        let secret = "an-opaque-token-of-a-caller";
+        let log = PendingLog::open(&path).unwrap();
+        log.append(PendingWrite { token: secret.into(), ..write(PendingKind::Object, "o", "{}") })
+            .await
+            .unwrap();
+        let key = std::fs::read(TokenCipher::key_path(&path)).unwrap();
+        drop(log);
+        assert_eq!(PendingLog::open(&path).unwrap().all()[0].token, secret, "after a restart");
+        // The pages of the table stay as they are.
+        let mut damaged = std::fs::read(&path).unwrap();
+        damaged[..16].fill(b'x');
+        std::fs::write(&path, damaged).unwrap();
+        assert!(PendingLog::open(&path).unwrap().is_empty());
+        assert!(folder.path().join("pending.db.damaged").exists());
+        for file in std::fs::read_dir(folder.path()).unwrap() {
+            let file = std::fs::read(file.unwrap().path()).unwrap();
+            let has = |text: &[u8]| file.windows(text.len()).any(|part| part == text);
+            assert!(!has(secret.as_bytes()) && !has(&key));
+        }
     }
 
     #[test]
