@@ -39,8 +39,9 @@ const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 // The head of a request; tokens of Kubernetes have about a thousand bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const TOKEN_BYTES_MAX: usize = 16 << 10;
-// Fields of a connection (RFC 9110, section 7.6.1), and those that name a caller to an API server behind a proxy.
-const DROPPED: [&str; 9] = [
+// Fields of a connection (RFC 9110, section 7.6.1), those that name a caller to an API server behind a proxy, and the context of a trace: an API
+// server with tracing records each request whose parent is sampled, whatever its ratio.
+const DROPPED: [&str; 12] = [
     "connection",
     "keep-alive",
     "proxy-authenticate",
@@ -50,6 +51,9 @@ const DROPPED: [&str; 9] = [
     "transfer-encoding",
     "host",
     "x-causeway-node",
+    "traceparent",
+    "tracestate",
+    "baggage",
 ];
 
 pub type PassedBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
@@ -347,13 +351,16 @@ mod tests {
     }
 
     #[test]
-    fn a_node_cannot_change_its_identity_and_a_token_may_impersonate_by_its_own_rights() {
+    fn a_node_cannot_change_its_identity_and_no_caller_makes_the_api_server_record_traces() {
         let all = || {
             let names = [
                 "authorization",
                 "impersonate-user",
                 "x-remote-user",
                 "x-causeway-node",
+                "traceparent",
+                "tracestate",
+                "baggage",
                 "accept",
                 "upgrade",
             ];
