@@ -26,7 +26,7 @@ pub struct UserInfo {
     pub uid: String,
     #[serde(default)]
     pub groups: Vec<String>,
-    /// What the authenticator of the cluster adds, for example the scopes of a token: an authorizer may look at it.
+    /// Further facts from the authenticator of the cluster, for example the scopes of a token. An authorizer may look at them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub extra: BTreeMap<String, Vec<String>>,
 }

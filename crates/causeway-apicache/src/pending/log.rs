@@ -138,7 +138,7 @@ const OBJECTS_BYTES_MAX: usize = 64 << 20;
 
 /// A write with its object. etcd takes 1.5 MiB, so the API server takes no larger one.
 pub const WRITE_BYTES_MAX: usize = 2 << 20;
-// The statuses of one node: 500 pods of 64 KiB, each before and after its change. A node that is broken into leaves the disk to others.
+// The statuses of one node: 500 pods of 64 KiB, each before and after its change. A node that is broken into leaves disk to the rest of the site.
 const NODE_STATUS_BYTES_MAX: usize = 64 << 20;
 /// Events of one node beyond these bytes push out its oldest ones.
 const NODE_EVENT_BYTES_MAX: usize = 8 << 20;

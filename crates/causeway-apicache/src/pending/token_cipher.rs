@@ -1,7 +1,7 @@
 //! Seals the bearer tokens of pending writes on disk.
 //!
-//! The key is in a file beside the log. A damaged log cannot be searched for its tokens, so it is put aside without the key: what is sealed in it
-//! stays so. AES-256-GCM.
+//! The key is in a file beside the log. A damaged log cannot be searched for its tokens, so it is put aside without the key, and its tokens
+//! stay sealed. AES-256-GCM.
 
 use std::io;
 use std::path::{Path, PathBuf};

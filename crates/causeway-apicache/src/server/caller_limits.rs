@@ -31,7 +31,7 @@ const WATCHES_PER_CALLER_MAX: usize = 2_048;
 const WATCHES_MAX: ByClass = ByClass { nodes: 4_096, others: 6_144 };
 // Requests that pass to the API server, until their answers end: watches and sessions in containers may last for hours. A kubelet has a few.
 const PASSED_PER_CALLER_MAX: usize = 256;
-// The cloud serves 1,024 of a site (`upstream::REQUESTS_PER_SITE_MAX`). What is left is for requests of the edge itself.
+// The cloud serves 1,024 of a site (`upstream::REQUESTS_PER_SITE_MAX`). The rest is left to requests of the edge itself.
 const PASSED_MAX: ByClass = ByClass { nodes: 256, others: 640 };
 // Requests of one caller that wait for memory; more are refused at once.
 const WAITING_PER_CALLER_MAX: usize = 64;

@@ -443,7 +443,7 @@ async fn from_copy(
             let end = context.subscriptions.watch_end(collection);
             let end =
                 end.ok_or_else(|| Status::unavailable("the site does not hold the resource any more", 1))?;
-            // The right of this watch ends it, not the others of the copy.
+            // The right of this watch ends it alone, not every watch of the copy.
             let end = end.child_token();
             let rights = WatchRights {
                 authenticator: context.authenticator.clone(),

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_cannot_change_its_identity_and_no_caller_makes_the_api_server_record_traces() {
+    fn a_node_cannot_change_its_identity_and_a_token_may_impersonate_by_its_own_rights() {
         let all = || {
             let names = [
                 "authorization",
