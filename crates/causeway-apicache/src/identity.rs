@@ -8,9 +8,14 @@ pub mod authenticate;
 pub mod authorize;
 pub mod tokens;
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::subscriptions::SubscriptionCredential;
+use crate::upstream::access::rbac::expiry_of;
 
 /// A user as Kubernetes describes it (`authentication.k8s.io/v1`).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -21,6 +26,9 @@ pub struct UserInfo {
     pub uid: String,
     #[serde(default)]
     pub groups: Vec<String>,
+    /// Further facts from the authenticator of the cluster, for example the scopes of a token. An authorizer may look at them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub extra: BTreeMap<String, Vec<String>>,
 }
 
 /// An authenticated caller.
@@ -29,6 +37,17 @@ pub struct LocalCaller {
     pub user: UserInfo,
     /// The proof that travels to the cloud. `None`: a client certificate that is no node's; it cannot act at the cloud.
     pub credential: Option<SubscriptionCredential>,
+    /// The certificate of its connection, when that is the proof.
+    pub certificate: Option<ProvedCertificate>,
+}
+
+/// The bounds of a client certificate that a handshake has verified. A connection lives longer than a handshake.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ProvedCertificate {
+    /// Unix seconds.
+    pub not_after: i64,
+    /// The client CA of the cluster, as PEM, at the time of the handshake.
+    pub client_ca: Option<Arc<str>>,
 }
 
 const NODE_PREFIX: &str = "system:node:";
@@ -45,8 +64,9 @@ impl LocalCaller {
         let mut groups = organizations;
         groups.push(AUTHENTICATED.into());
         LocalCaller {
-            user: UserInfo { username: common_name.to_owned(), uid: String::new(), groups },
+            user: UserInfo { username: common_name.to_owned(), groups, ..UserInfo::default() },
             credential,
+            certificate: None,
         }
     }
 
@@ -63,21 +83,69 @@ impl LocalCaller {
         }
     }
 
-    pub fn from_token(user: UserInfo, token: &str) -> LocalCaller {
-        LocalCaller { user, credential: Some(SubscriptionCredential::Token(token.to_owned())) }
+    /// The end that the credential names, in Unix seconds.
+    pub fn ends_at(&self) -> Option<i64> {
+        match &self.credential {
+            Some(SubscriptionCredential::Token(token)) => expiry_of(token),
+            _ => self.certificate.as_ref().map(|certificate| certificate.not_after),
+        }
     }
 
-    /// The key under which decisions about this caller are remembered.
-    pub fn key(&self) -> String {
-        let mut groups = self.user.groups.clone();
-        groups.sort();
-        format!("{}\n{}\n{}", self.user.username, self.user.uid, groups.join("\n"))
+    pub fn from_token(user: UserInfo, token: &str) -> LocalCaller {
+        let credential = Some(SubscriptionCredential::Token(token.to_owned()));
+        LocalCaller { user, credential, certificate: None }
     }
+
+    /// The key under which decisions about this caller are remembered: everything that an authorizer sees of it. JSON, so that no name can
+    /// contain what separates two of them.
+    pub fn key(&self) -> String {
+        let UserInfo { username, uid, groups, extra } = &self.user;
+        let mut groups = groups.clone();
+        groups.sort();
+        let extra: BTreeMap<_, _> = extra.iter().filter(|(name, _)| !name.starts_with(TOKEN_EXTRA)).collect();
+        json!([username, uid, groups, extra]).to_string()
+    }
+}
+
+/// The fields that tell to what a token is bound (its own number, its pod, its node). No authenticator but that of the API server may set them. A
+/// caller keeps its rights when its token is renewed, and the edge checks the pod itself.
+const TOKEN_EXTRA: &str = "authentication.kubernetes.io/";
+
+/// The user name in the key of a caller.
+pub fn username_of_key(key: &str) -> String {
+    let parts: Value = serde_json::from_str(key).unwrap_or_default();
+    parts[0].as_str().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_key_of_a_caller_has_all_that_an_authorizer_sees() {
+        let key = |user: Value| {
+            let user: UserInfo = serde_json::from_value(user).unwrap();
+            LocalCaller::from_token(user, "t").key()
+        };
+        let plain = key(json!({"username": "ann", "groups": ["a", "b"]}));
+        assert_eq!(username_of_key(&plain), "ann");
+        assert_eq!(key(json!({"username": "ann", "groups": ["b", "a"], "extra": {}})), plain);
+        let scoped =
+            |scope: &str| key(json!({"username": "ann", "groups": ["a", "b"], "extra": {"scopes": [scope]}}));
+        assert!(scoped("all") != plain && scoped("all") != scoped("read"));
+        let number = format!("{TOKEN_EXTRA}credential-id");
+        let renewed = json!({"username": "ann", "groups": ["a", "b"], "extra": {number: ["JTI=1"]}});
+        assert_eq!(key(renewed), plain);
+        // A group that looks like the end of a name.
+        assert_ne!(
+            key(json!({"username": "ann", "uid": "u\na"})),
+            key(json!({"username": "ann", "uid": "u", "groups": ["a"]}))
+        );
+        assert_ne!(
+            key(json!({"username": "ann", "groups": ["a\nb"]})),
+            key(json!({"username": "ann", "groups": ["a", "b"]}))
+        );
+    }
 
     #[test]
     fn only_a_certificate_of_a_node_can_act_at_the_cloud() {

@@ -1,6 +1,6 @@
 //! Writes of the site while the API server cannot be reached.
 //!
-//! `log` keeps them on disk, `replay` sends them on return, with the credential that `identity` chooses; `existing` recognises an object that an
+//! `log` keeps them on disk, `replay` sends them on return, with the credential that `identity` chooses; `token_cipher` seals tokens on disk; `existing` recognises an object that an
 //! earlier attempt created. A write is taken into the log only
 //! where `server::offline` says so, the status of the node itself and of its pods, and events, or `server::offline_objects`: resources that
 //! the operator lists. Of several writes to one status the last result is kept, with the object on which the first
@@ -13,6 +13,7 @@ pub mod existing;
 pub mod identity;
 pub mod log;
 pub mod replay;
+mod token_cipher;
 
 use serde_json::Value;
 

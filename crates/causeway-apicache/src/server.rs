@@ -1,7 +1,7 @@
 //! The API of the edge: HTTPS for local callers, in front of the copy.
 //!
 //! `serving` makes certificates, `connections` bounds clients, `caller_limits` the memory of answers and the watches, `handle` decides for each request, `read` answers from the copy, `documents` gives discovery and OpenAPI, `pass` goes to the cloud,
-//! `offline` answers writes of nodes without it, `offline_objects` those to listed resources, `respond` makes responses, `traffic_keeper` keeps the count of bytes on disk. Callers are proved in `identity`.
+//! `offline` answers writes of nodes without it, `offline_objects` those to listed resources, `respond` makes responses, `watch_rights` ends watches, `traffic_keeper` keeps the count of bytes on disk. Callers are proved in `identity`.
 //! `pod_listener` listens for pods, on an address that may come later.
 
 pub mod caller_limits;
@@ -17,6 +17,7 @@ pub mod read;
 pub mod respond;
 pub mod serving;
 pub mod traffic_keeper;
+pub mod watch_rights;
 pub mod written;
 
 use std::convert::Infallible;
@@ -269,7 +270,10 @@ impl EdgeApi {
             let Ok(slot) = slots.clone().acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let (context, tls) = (self.context.clone(), self.tls.load_full());
+                    let context = self.context.clone();
+                    // Before the TLS configuration: a handshake with a newer CA is repeated, and none counts under a CA that did not verify it.
+                    let client_ca = context.authenticator.facts.load().client_ca.as_deref().map(Arc::from);
+                    let tls = (self.tls.load_full(), client_ca);
                     let open = table.admit();
                     connections.spawn(async move {
                         tokio::select! {
@@ -305,14 +309,22 @@ impl EdgeApi {
 
     async fn take_facts(&self, body: &[u8]) {
         let Ok(told) = serde_json::from_slice::<ClusterFacts>(body) else { return };
-        let facts = told.or_known(&self.context.authenticator.facts.load());
-        if **self.context.authenticator.facts.load() != facts {
+        let known = self.context.authenticator.facts.load_full();
+        let mut facts = told.or_known(&known);
+        if facts.client_ca != known.client_ca {
             match self.identity.tls(facts.client_ca.as_deref()) {
                 Ok(tls) => self.tls.store(tls),
                 Err(error) => {
-                    tracing::warn!(error = error_chain(&error), "client certificates are not accepted")
+                    tracing::warn!(
+                        error = error_chain(&error),
+                        "the new client CA of the cluster is not used"
+                    );
+                    // Certificates go on to be verified with the one before.
+                    facts.client_ca = known.client_ca.clone();
                 }
             }
+        }
+        if *known != facts {
             let text = serde_json::to_vec(&facts).unwrap_or_default();
             let kept = self.context.database.write(move |connection| {
                 tables::keep_document(connection, FACTS_KEY, "application/json", unix_now(), &text)
@@ -461,7 +473,7 @@ async fn must_close(open: &OpenConnection) {
 
 async fn serve(
     context: Arc<RequestContext>,
-    tls: Arc<ServerConfig>,
+    (tls, client_ca): (Arc<ServerConfig>, Option<Arc<str>>),
     stream: TcpStream,
     open: Arc<OpenConnection>,
 ) {
@@ -469,7 +481,7 @@ async fn serve(
     let handshake = TlsAcceptor::from(tls).accept(stream);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_DEADLINE, handshake).await else { return };
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let certified = certificate.and_then(|certificate| caller_of_certificate(certificate));
+    let certified = certificate.and_then(|certificate| caller_of_certificate(certificate, client_ca));
     let stop = context.stop.clone();
     let service = service_fn(move |request| {
         let (context, certified, open) = (context.clone(), certified.clone(), open.clone());

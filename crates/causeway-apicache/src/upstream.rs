@@ -88,7 +88,7 @@ impl Upstream {
             return tracing::debug!(site, target, "the site has too many streams of the API cache open");
         };
         let ended = match target {
-            SYNC_TARGET => subscription::serve(&self, &site, counted.memory(), stream)
+            SYNC_TARGET => subscription::serve(&self, &site, (counted.memory(), counted.snapshots()), stream)
                 .await
                 .map_err(|error| error_chain(&error)),
             ACCESS_TARGET => access::session::serve(&self, &site, counted.memory(), stream)

@@ -74,6 +74,8 @@ enum Stage<S: WatchSource> {
     Ended,
 }
 
+// A client names the time, and an `Instant` that is centuries away is an overflow.
+const WATCH_TIME_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 // Kubernetes sends bookmarks about once a minute.
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 // Bytes and frames handed to the connection at once; with more, other watchers would wait for the copy.
@@ -97,7 +99,7 @@ impl<S: WatchSource, E: EventEncoder<S>> WatchStream<S, E> {
         let spread = 0.9 + 0.2 * random_fraction();
         let period = BOOKMARK_PERIOD.mul_f64(spread);
         let now = Instant::now();
-        let ends_at = now + ends.after;
+        let ends_at = now + ends.after.min(WATCH_TIME_MAX);
         let bookmark_at = if options.bookmarks { now + period } else { ends_at };
         WatchStream {
             collection,
@@ -320,4 +322,48 @@ fn too_large(requested: Revision, current: Revision) -> Status {
 /// Returns a number between 0 and 1, to spread clients over time. Not for secrets.
 pub fn random_fraction() -> f64 {
     f64::from(uuid::Uuid::new_v4().as_fields().0) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use causeway_api::request::media::ObjectView;
+    use causeway_api::request::options::IncludeObject;
+    use causeway_api::{ApiVersion, Kind};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::memory_source::{MemorySource, SpliceEncoder};
+
+    struct Unobserved;
+
+    impl WatchObserver for Unobserved {
+        fn events_sent(&self, _: usize) {}
+        fn cut_off(&self) {}
+    }
+
+    #[tokio::test]
+    async fn a_watch_of_any_length_is_opened_and_ends() {
+        for seconds in [1, i64::MAX as u64, u64::MAX] {
+            let readers = CollectionReaders::new(MemorySource);
+            let format = WatchFormat {
+                version: ApiVersion::Core,
+                view: ObjectView::Object,
+                include: IncludeObject::Metadata,
+            };
+            let options = WatchOptions {
+                selector: Selector::parse(Kind::ESite, "", "").unwrap(),
+                from: WatchStart::Now,
+                bookmarks: false,
+                timeout_seconds: Some(seconds),
+                include: IncludeObject::Metadata,
+            };
+            let stopped = CancellationToken::new().cancelled_owned();
+            let ends = WatchEnds { after: Duration::from_secs(seconds), stopped };
+            let shared = Arc::new(WatchContext { encoder: SpliceEncoder, observer: Arc::new(Unobserved) });
+            let opened = Instant::now();
+            let stream = WatchStream::open(&readers, (Kind::ESite, format), options, ends, shared).await;
+            let time = stream.ends_at.duration_since(opened);
+            assert!(time <= WATCH_TIME_MAX + Duration::from_secs(60), "{seconds}: {time:?}");
+        }
+    }
 }

@@ -307,6 +307,8 @@ pub fn complete(
 const PODS: &str = "v1/pods";
 // A site has a few hundred pods with a token or two each.
 const TOKENS_MAX: u32 = 10_000;
+// A token of Kubernetes has about a thousand bytes.
+const TOKEN_ANSWER_BYTES_MAX: usize = 64 << 10;
 
 /// An answer to a TokenRequest: its type and its bytes.
 pub fn token(connection: &Connection, request: &str, now: i64) -> rusqlite::Result<Option<(String, Bytes)>> {
@@ -326,10 +328,19 @@ pub fn keep_token(
     now: i64,
 ) -> rusqlite::Result<()> {
     connection.execute("DELETE FROM tokens WHERE expires <= ?1", [now])?;
+    if request.len() + body.len() > TOKEN_ANSWER_BYTES_MAX {
+        return Ok(());
+    }
     let insert = "INSERT OR REPLACE INTO tokens VALUES (?1, ?2, ?3, ?4, ?5)";
     connection.execute(insert, params![request, pod, expires, content, body])?;
-    let surplus = "DELETE FROM tokens WHERE expires < (SELECT expires FROM tokens ORDER BY expires DESC LIMIT 1 OFFSET ?1)";
-    connection.execute(surplus, [TOKENS_MAX]).map(drop)
+    drop_surplus_tokens(connection, request, TOKENS_MAX)
+}
+
+/// Drops the tokens that expire first. Many may expire at the same time.
+fn drop_surplus_tokens(connection: &Connection, newest: &str, tokens_max: u32) -> rusqlite::Result<()> {
+    let surplus = "DELETE FROM tokens WHERE request IN (SELECT request FROM tokens
+        ORDER BY request = ?1 DESC, expires DESC, request LIMIT -1 OFFSET ?2)";
+    connection.execute(surplus, params![newest, tokens_max]).map(drop)
 }
 
 /// Removes the tokens of a pod that is gone.
@@ -488,6 +499,8 @@ pub fn grant(connection: &Connection, caller: &str, question: &str) -> rusqlite:
 
 // Decisions on disk; the oldest go first.
 const GRANTS_MAX: u32 = 50_000;
+// Those of one caller: a kubelet has three for each of the 1,300 ConfigMaps and Secrets of its pods.
+const CALLER_GRANTS_MAX: u32 = 6_000;
 
 /// Remembers a decision: the time of a grant, or `None` for a denial.
 pub fn keep_grant(
@@ -499,10 +512,24 @@ pub fn keep_grant(
     connection.execute("DELETE FROM grants WHERE caller = ?1 AND question = ?2", [caller, question])?;
     if let Some(allowed) = allowed {
         connection.execute("INSERT INTO grants VALUES (?1, ?2, ?3)", params![caller, question, allowed])?;
-        let surplus = "DELETE FROM grants WHERE allowed < (SELECT allowed FROM grants ORDER BY allowed DESC LIMIT 1 OFFSET ?1)";
-        connection.execute(surplus, [GRANTS_MAX])?;
+        drop_surplus_grants(connection, caller, (CALLER_GRANTS_MAX, GRANTS_MAX))?;
     }
     Ok(())
+}
+
+/// Drops the oldest grants of a caller beyond its share, and the oldest of all.
+fn drop_surplus_grants(
+    connection: &Connection,
+    caller: &str,
+    (caller_max, all_max): (u32, u32),
+) -> rusqlite::Result<()> {
+    let own =
+        "DELETE FROM grants WHERE caller = ?1 AND question IN (SELECT question FROM grants WHERE caller = ?1
+        ORDER BY allowed DESC, question LIMIT -1 OFFSET ?2)";
+    connection.execute(own, params![caller, caller_max])?;
+    let all = "DELETE FROM grants WHERE (caller, question) IN (SELECT caller, question FROM grants
+        ORDER BY allowed DESC, caller, question LIMIT -1 OFFSET ?1)";
+    connection.execute(all, [all_max]).map(drop)
 }
 
 pub fn caller(connection: &Connection, token: &str) -> rusqlite::Result<Option<(String, i64)>> {
@@ -520,8 +547,26 @@ pub fn keep_caller(
     connection.execute("DELETE FROM callers WHERE token = ?1 OR seen < ?2", params![token, oldest])?;
     if let Some(user) = user {
         connection.execute("INSERT INTO callers VALUES (?1, ?2, ?3)", params![token, user, now])?;
+        drop_surplus_callers(connection, user, (USER_TOKENS_MAX, CALLERS_MAX))?;
     }
     Ok(())
+}
+
+// Reviewed tokens of all users, and of one: a user may ask the API server for any number of tokens.
+const CALLERS_MAX: u32 = 4_096;
+const USER_TOKENS_MAX: u32 = 256;
+
+/// Forgets the tokens of a user beyond its share that were reviewed longest ago, and those of all users.
+fn drop_surplus_callers(
+    connection: &Connection,
+    user: &str,
+    (user_max, all_max): (u32, u32),
+) -> rusqlite::Result<()> {
+    let own = "DELETE FROM callers WHERE token IN (SELECT token FROM callers
+        WHERE json_extract(user, '$.username') = json_extract(?1, '$.username') ORDER BY seen DESC, token LIMIT -1 OFFSET ?2)";
+    connection.execute(own, params![user, user_max])?;
+    let all = "DELETE FROM callers WHERE token IN (SELECT token FROM callers ORDER BY seen DESC, token LIMIT -1 OFFSET ?1)";
+    connection.execute(all, [all_max]).map(drop)
 }
 
 #[cfg(test)]
@@ -570,6 +615,58 @@ mod tests {
         keep("/openapi/v2?hash=1", 50, 600);
         assert!(is_kept("/openapi/v2?hash=1") && !is_kept("/openapi/v2") && !is_kept("/apis/5"), "by bytes");
         assert!(is_kept("causeway/site"));
+    }
+
+    #[test]
+    fn a_caller_pushes_out_its_own_grants_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let connection = open(&folder.path().join("copy.db")).unwrap();
+        let keep = |caller: &str, question: &str, at: i64| {
+            keep_grant(&connection, caller, question, Some(at)).unwrap();
+            drop_surplus_grants(&connection, caller, (3, 5)).unwrap();
+        };
+        let is_kept = |caller: &str, question: &str| grant(&connection, caller, question).unwrap().is_some();
+        keep("kubelet", "list pods", 1);
+        for number in 0..10 {
+            keep("pod", &number.to_string(), 2 + number);
+        }
+        assert!(is_kept("kubelet", "list pods") && is_kept("pod", "9") && !is_kept("pod", "6"));
+        for number in 0..10 {
+            // All within one second.
+            keep(&format!("pod{}", number % 2), &number.to_string(), 50);
+        }
+        let count = "SELECT count(*) FROM grants";
+        assert_eq!(connection.query_row(count, [], |row| row.get::<_, u64>(0)).unwrap(), 5);
+    }
+
+    #[test]
+    fn reviewed_and_kept_tokens_are_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let connection = open(&folder.path().join("copy.db")).unwrap();
+        let count = |table: &str| {
+            let count = format!("SELECT count(*) FROM {table}");
+            connection.query_row(&count, [], |row| row.get::<_, u64>(0)).unwrap()
+        };
+        let review = |user: &str, number: i64| {
+            // Users differ in what the API server says about each token.
+            let user = format!(r#"{{"username":"{user}","extra":{{"id":["{number}"]}}}}"#);
+            keep_caller(&connection, &format!("{user}{number}"), Some(&user), 7, 0).unwrap();
+            drop_surplus_callers(&connection, &user, (3, 5)).unwrap();
+        };
+        review("ann", 0);
+        (0..10).for_each(|number| review("pod", number));
+        assert_eq!(count("callers"), 4, "ann, and the share of the pod");
+        (0..10).for_each(|number| review(&format!("pod{number}"), number));
+        assert_eq!(count("callers"), 5);
+        for number in 0..10 {
+            keep_token(&connection, &number.to_string(), ("u", 100), ("text", b"x"), 1).unwrap();
+            drop_surplus_tokens(&connection, &number.to_string(), 3).unwrap();
+        }
+        assert_eq!(count("tokens"), 3, "all of them expire at the same time");
+        assert!(token(&connection, "9", 1).unwrap().is_some(), "the newest stays");
+        let long = vec![b'x'; TOKEN_ANSWER_BYTES_MAX];
+        keep_token(&connection, "long", ("u", 200), ("text", &long), 1).unwrap();
+        assert_eq!(token(&connection, "long", 1).unwrap(), None);
     }
 
     #[test]

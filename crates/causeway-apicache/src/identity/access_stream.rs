@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use causeway_api::Status;
 use causeway_daemon::sync::MutexExt;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::LocalCaller;
 use crate::connector::{BoxedStream, CloudConnector};
@@ -25,7 +25,11 @@ pub type GrantKey = (String, String);
 
 /// A handle; clones share the stream.
 #[derive(Clone, Default)]
-pub struct AccessStream(Arc<Mutex<StreamState>>);
+pub struct AccessStream {
+    state: Arc<Mutex<StreamState>>,
+    /// Counts grants that were removed because the cloud revoked them.
+    removals: watch::Sender<u64>,
+}
 
 #[derive(Default)]
 struct StreamState {
@@ -33,20 +37,42 @@ struct StreamState {
     asks: Option<mpsc::Sender<AccessAsk>>,
     next_id: u64,
     waiting: HashMap<u64, oneshot::Sender<DecisionAnswer>>,
-    keys: HashMap<u64, GrantKey>,
+    asked: HashMap<u64, AskedGrant>,
     /// The questions whose answer is "allowed" now.
     allowed: HashMap<GrantKey, u64>,
+}
+
+/// A question that the cloud holds for this edge.
+#[derive(Clone)]
+struct AskedGrant {
+    key: GrantKey,
+    question: AccessQuestion,
+    is_node: bool,
+}
+
+/// The answer of the API server to a question about access.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AccessVerdict {
+    Allowed,
+    Denied,
+    /// The API server does not accept the caller's token any more. It says nothing about the rights of the caller.
+    TokenEnded,
 }
 
 /// A grant that the cloud revoked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RevokedGrant {
     pub key: GrantKey,
+    pub question: AccessQuestion,
     /// 403: the caller may not any more. 401: its token ended; another token of the same caller may count.
     pub code: u32,
 }
 
 const ASKS_MAX: usize = 256;
+/// Questions of callers with tokens; a part is left to nodes.
+const TOKEN_QUESTIONS_MAX: usize = QUESTIONS_MAX / 4 * 3;
+// One caller with a token may hold a half of what is free, as of subscriptions: a caller that takes its whole share leaves as much to further callers.
+const TOKEN_PART_OF_FREE: usize = 2;
 // The cloud asks the API server for the first answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
 const ANSWER_BYTES_MAX: usize = 64 << 10;
@@ -54,16 +80,38 @@ const ANSWER_BYTES_MAX: usize = 64 << 10;
 const AGAIN: Duration = Duration::from_secs(2);
 const UNKNOWN_AGAIN: Duration = Duration::from_secs(300);
 
+impl StreamState {
+    /// Returns true if the stream takes another question of the caller with this key.
+    fn has_room(&self, caller: &str, is_node: bool) -> bool {
+        if is_node {
+            return self.asked.len() < QUESTIONS_MAX;
+        }
+        let of_tokens = || self.asked.values().filter(|asked| !asked.is_node);
+        let own = of_tokens().filter(|asked| asked.key.0 == caller).count();
+        own < TOKEN_QUESTIONS_MAX.saturating_sub(of_tokens().count()) / TOKEN_PART_OF_FREE
+    }
+}
+
 impl AccessStream {
+    /// Changes when a grant was removed.
+    pub fn removals(&self) -> watch::Receiver<u64> {
+        self.removals.subscribe()
+    }
+
+    /// Notes that a revoked grant is removed from the cache.
+    pub fn note_removal(&self) {
+        self.removals.send_modify(|count| *count += 1);
+    }
+
     /// Returns true if the cloud said "allowed" on the stream that is open now.
     pub fn is_allowed(&self, key: &GrantKey) -> bool {
         self.lock().allowed.contains_key(key)
     }
 
-    /// Returns true if the stream takes another question.
-    pub fn is_open(&self) -> bool {
+    /// Returns true if the stream takes another question of this caller.
+    pub fn is_open(&self, caller: &LocalCaller) -> bool {
         let state = self.lock();
-        state.asks.is_some() && state.keys.len() < QUESTIONS_MAX
+        state.asks.is_some() && state.has_room(&caller.key(), caller.node_name().is_some())
     }
 
     /// Asks the cloud; `None` without an answer of this stream.
@@ -72,15 +120,16 @@ impl AccessStream {
         caller: &LocalCaller,
         question: &AccessQuestion,
         key: GrantKey,
-    ) -> Option<Result<bool, Status>> {
+    ) -> Option<Result<AccessVerdict, Status>> {
         let (asks, ask, answered) = self.begin(caller, question, key)?;
         let id = ask.id;
         asks.send(ask).await.ok()?;
         let answer = tokio::time::timeout(ANSWER_WAIT, answered).await;
         self.lock().waiting.remove(&id);
         match answer.ok()?.ok()? {
-            DecisionAnswer { code: 200, .. } => Some(Ok(true)),
-            DecisionAnswer { code: 401 | 403, .. } => Some(Ok(false)),
+            DecisionAnswer { code: 200, .. } => Some(Ok(AccessVerdict::Allowed)),
+            DecisionAnswer { code: 401, .. } => Some(Ok(AccessVerdict::TokenEnded)),
+            DecisionAnswer { code: 403, .. } => Some(Ok(AccessVerdict::Denied)),
             DecisionAnswer { code: 400 | 429, .. } => None,
             DecisionAnswer { message, .. } => Some(Err(Status::unavailable(message, 5))),
         }
@@ -93,7 +142,8 @@ impl AccessStream {
         key: GrantKey,
     ) -> Option<(mpsc::Sender<AccessAsk>, AccessAsk, oneshot::Receiver<DecisionAnswer>)> {
         let mut state = self.lock();
-        let asks = state.asks.clone().filter(|_| state.keys.len() < QUESTIONS_MAX)?;
+        let is_node = caller.node_name().is_some();
+        let asks = state.asks.clone().filter(|_| state.has_room(&key.0, is_node))?;
         let (token, node) = match caller.credential.as_ref()? {
             SubscriptionCredential::Token(token) => (token.clone(), String::new()),
             SubscriptionCredential::Node(node) => (String::new(), node.clone()),
@@ -103,7 +153,7 @@ impl AccessStream {
         let id = state.next_id;
         let (answer, answered) = oneshot::channel();
         state.waiting.insert(id, answer);
-        state.keys.insert(id, key);
+        state.asked.insert(id, AskedGrant { key, question: question.clone(), is_node });
         let AccessQuestion { verb, group, plural, namespace, name, field_selector } = question.clone();
         let verb = verb.to_owned();
         let ask = AccessAsk {
@@ -124,20 +174,22 @@ impl AccessStream {
     /// Takes an answer. Returns the grant that it revokes, and a question that nothing needs any more.
     fn take(&self, answer: DecisionAnswer) -> (Option<RevokedGrant>, Option<u64>) {
         let mut state = self.lock();
-        let Some(key) = state.keys.get(&answer.id).cloned() else { return (None, None) };
+        let Some(AskedGrant { key, question, .. }) = state.asked.get(&answer.id).cloned() else {
+            return (None, None);
+        };
         let mut spare = None;
         let mut revoked = None;
         if answer.code == 200 {
             // Two reads may have asked at the same time; one question is enough.
             spare = state.allowed.insert(key, answer.id).filter(|earlier| *earlier != answer.id);
             if let Some(earlier) = spare {
-                state.keys.remove(&earlier);
+                state.asked.remove(&earlier);
             }
         } else {
-            state.keys.remove(&answer.id);
+            state.asked.remove(&answer.id);
             if state.allowed.get(&key) == Some(&answer.id) {
                 state.allowed.remove(&key);
-                revoked = Some(RevokedGrant { key, code: answer.code });
+                revoked = Some(RevokedGrant { key, question, code: answer.code });
             }
         }
         if let Some(waiting) = state.waiting.remove(&answer.id) {
@@ -203,7 +255,7 @@ impl AccessStream {
     }
 
     fn lock(&self) -> MutexGuard<'_, StreamState> {
-        self.0.lock_ignoring_poison()
+        self.state.lock_ignoring_poison()
     }
 }
 
@@ -240,10 +292,30 @@ mod tests {
         assert!(stream.is_allowed(&key));
         assert_eq!(stream.take(answer(second.id, 200)), (None, Some(first.id)), "one question is enough");
         assert_eq!(stream.take(answer(first.id, 403)), (None, None), "it is forgotten");
-        let revoked = RevokedGrant { key: key.clone(), code: 403 };
+        let revoked = RevokedGrant { key: key.clone(), question: question(), code: 403 };
         assert_eq!(stream.take(answer(second.id, 403)), (Some(revoked), None));
-        assert!(!stream.is_allowed(&key) && stream.lock().keys.is_empty());
+        assert!(!stream.is_allowed(&key) && stream.lock().asked.is_empty());
         let (_, third, _) = begin();
         assert_eq!(stream.take(answer(third.id, 403)), (None, None), "it was never granted");
+    }
+
+    #[tokio::test]
+    async fn a_caller_with_a_token_leaves_questions_to_others() {
+        let stream = AccessStream::default();
+        let (asks, _asked) = mpsc::channel(8);
+        stream.lock().asks = Some(asks);
+        let take_all = |caller: &LocalCaller| {
+            let begin = |number: &usize| {
+                stream.begin(caller, &question(), (caller.key(), number.to_string())).is_some()
+            };
+            (0..2 * QUESTIONS_MAX).take_while(begin).count()
+        };
+        let pod = |name: &str| {
+            let user = crate::identity::UserInfo { username: name.into(), ..Default::default() };
+            LocalCaller::from_token(user, name)
+        };
+        assert_eq!(["a", "b", "c"].map(|name| take_all(&pod(name))), [1_024, 683, 455]);
+        assert!(!stream.is_open(&pod("a")) && stream.is_open(&pod("d")));
+        assert_eq!(take_all(&LocalCaller::node("n1")), 1_934, "the rest, with a part of its own");
     }
 }

@@ -3,6 +3,7 @@
 //! A token that the cloud reviewed is remembered on disk by its keyed hash, never by itself.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -16,12 +17,14 @@ use http::{Method, StatusCode};
 use tokio::sync::Semaphore;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use super::authorize::is_recent;
 use super::tokens::{self, AccountToken, ClusterFacts};
-use super::{LocalCaller, UserInfo};
+use super::{LocalCaller, ProvedCertificate, UserInfo};
 use crate::copy::collection::unix_now;
 use crate::copy::{CopyDatabase, tables};
 use crate::resource::ResourceName;
 use crate::server::pass::{PassError, Passthrough};
+use crate::subscriptions::SubscriptionCredential;
 use crate::upstream::access::rbac::expiry_of;
 use crate::upstream::passthrough::TOKEN_REVIEW_PATH;
 
@@ -81,7 +84,31 @@ impl CallerAuthenticator {
             let user = self.user_of(token).await?;
             return Ok(LocalCaller::from_token(user, token));
         }
-        certified.ok_or_else(|| Status::unauthorized("Unauthorized"))
+        let certified = certified.ok_or_else(|| Status::unauthorized("Unauthorized"))?;
+        self.check_certificate(&certified, unix_now())?;
+        Ok(certified)
+    }
+
+    /// Checks that a caller is still who it proved to be: its certificate or its token has not ended, nor the pod of the token.
+    pub async fn confirm(&self, caller: &LocalCaller) -> Result<(), Status> {
+        self.check_certificate(caller, unix_now())?;
+        let Some(SubscriptionCredential::Token(token)) = &caller.credential else { return Ok(()) };
+        match LocalCaller::from_token(self.user_of(token).await?, token).key() == caller.key() {
+            true => Ok(()),
+            false => Err(Status::unauthorized("the token belongs to another user now")),
+        }
+    }
+
+    /// Refuses a certificate that has expired, or that was verified with another CA than the cluster's of now: a new handshake decides.
+    fn check_certificate(&self, caller: &LocalCaller, now: i64) -> Result<(), Status> {
+        let Some(certificate) = &caller.certificate else { return Ok(()) };
+        if certificate.not_after < now {
+            return Err(Status::unauthorized("the client certificate has expired"));
+        }
+        match certificate.client_ca.as_deref() == self.facts.load().client_ca.as_deref() {
+            true => Ok(()),
+            false => Err(Status::unauthorized("the client CA of the cluster has changed; connect again")),
+        }
     }
 
     async fn user_of(&self, token: &str) -> Result<UserInfo, Status> {
@@ -116,14 +143,15 @@ impl CallerAuthenticator {
                 Err(status)
             }
             // Without the cloud the last answer counts, for a bounded time.
-            Err(ReviewError::Away(status)) => match known.filter(|(_, seen)| age(*seen) < REMEMBERED_SECONDS)
-            {
-                Some((user, _)) => Ok(user),
-                None if status.code == 503 => Err(Status::unauthorized(
-                    "the token is not known at this site, and the cloud cannot be asked now",
-                )),
-                None => Err(status),
-            },
+            Err(ReviewError::Away(status)) => {
+                match known.filter(|(_, seen)| is_recent(age(*seen), REMEMBERED_SECONDS)) {
+                    Some((user, _)) => Ok(user),
+                    None if status.code == 503 => Err(Status::unauthorized(
+                        "the token is not known at this site, and the cloud cannot be asked now",
+                    )),
+                    None => Err(status),
+                }
+            }
         }
     }
 
@@ -180,20 +208,21 @@ enum ReviewError {
     Away(Status),
 }
 
-/// The user of a certificate that the TLS handshake has verified.
-pub fn caller_of_certificate(der: &[u8]) -> Option<LocalCaller> {
+/// The user of a certificate that the TLS handshake has verified with the given CA.
+pub fn caller_of_certificate(der: &[u8], client_ca: Option<Arc<str>>) -> Option<LocalCaller> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let subject = certificate.subject();
     let text =
         |value: &x509_parser::prelude::AttributeTypeAndValue<'_>| value.as_str().ok().map(str::to_owned);
     let name = subject.iter_common_name().next().and_then(text).filter(|name| !name.is_empty())?;
     let groups = subject.iter_organization().filter_map(text).collect();
-    Some(LocalCaller::from_certificate(&name, groups))
+    let not_after = certificate.validity().not_after.timestamp();
+    let certificate = Some(ProvedCertificate { not_after, client_ca });
+    Some(LocalCaller { certificate, ..LocalCaller::from_certificate(&name, groups) })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
@@ -243,11 +272,45 @@ mod tests {
             (token(now - 2), now, 401),
             ("opaque".to_owned(), now - hour, 200),
             ("older".to_owned(), now - REMEMBERED_SECONDS, 401),
+            ("of the future".to_owned(), now + 1_000_000, 401),
         ] {
             authenticator.remember_at(&token, seen).await;
             assert_eq!(code(&authenticator, &token).await, expected, "{token}");
         }
         assert_eq!(code(&authenticator, "never seen").await, 401);
+    }
+
+    #[tokio::test]
+    async fn a_certificate_counts_until_its_end_and_under_the_ca_of_now() {
+        let folder = tempfile::tempdir().unwrap();
+        let authenticator = authenticator(folder.path(), away());
+        let facts = |ca: &str| ClusterFacts { client_ca: Some(ca.into()), ..ClusterFacts::default() };
+        authenticator.facts.store(Arc::new(facts("first")));
+        let key = rcgen::KeyPair::generate().unwrap();
+        let caller = |end: i32, ca: &str| {
+            let mut params = rcgen::CertificateParams::default();
+            params.distinguished_name.push(rcgen::DnType::CommonName, "system:node:n1");
+            params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:nodes");
+            params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+            params.not_after = rcgen::date_time_ymd(end, 1, 1);
+            let certificate = params.self_signed(&key).unwrap();
+            caller_of_certificate(certificate.der(), Some(ca.into())).unwrap()
+        };
+        let code = async |caller: LocalCaller| {
+            let confirmed = authenticator.confirm(&caller).await.map_err(|status| status.code);
+            let proved =
+                authenticator.caller(Some(caller), &HeaderMap::new()).await.map_err(|status| status.code);
+            assert_eq!(proved.map(drop), confirmed);
+            confirmed
+        };
+        let node = caller(2999, "first");
+        assert_eq!(node.node_name(), Some("n1"));
+        assert_eq!(code(node.clone()).await, Ok(()));
+        assert_eq!(code(caller(2001, "first")).await, Err(401), "expired since the handshake");
+        assert_eq!(code(caller(2999, "other")).await, Err(401), "verified with another CA");
+        authenticator.facts.store(Arc::new(facts("second")));
+        assert_eq!(code(node).await, Err(401), "the CA was changed since the handshake");
+        assert_eq!(code(LocalCaller::node("n1")).await, Ok(()), "the edge itself");
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::LocalCaller;
-use super::access_stream::{AccessStream, RevokedGrant};
+use super::access_stream::{AccessStream, AccessVerdict, RevokedGrant};
 use crate::copy::collection::unix_now;
 use crate::copy::{CopyDatabase, tables};
 use crate::server::pass::{PassError, Passthrough};
@@ -32,6 +32,16 @@ const OFFLINE_SECONDS: i64 = 7 * 24 * 3_600;
 /// Revoked grants that wait to be removed from the cache on disk.
 const REVOKED_QUEUE_MAX: usize = 256;
 
+/// Returns true if an answer of this age counts for `seconds_max`. A host without a battery for its clock starts with the time of an hour ago,
+/// so an answer may be from the future by as much: a clock that is set back prolongs an answer to twice this time at most.
+pub(super) fn is_recent(age: i64, seconds_max: i64) -> bool {
+    (-seconds_max..seconds_max).contains(&age)
+}
+
+fn counts_offline(age: i64) -> bool {
+    is_recent(age, OFFLINE_SECONDS)
+}
+
 impl Authorizer {
     /// Checks that the caller may do what is asked.
     pub async fn check(&self, caller: &LocalCaller, question: &AccessQuestion) -> Result<(), Status> {
@@ -52,7 +62,7 @@ impl Authorizer {
             return Ok(());
         }
         // While the stream is open, a cached grant that is not on it is asked again.
-        if is_fresh && !self.stream.is_open() {
+        if is_fresh && !self.stream.is_open(caller) {
             return Ok(());
         }
         if age.is_some_and(|age| (0..STALE_SECONDS).contains(&age)) {
@@ -79,14 +89,20 @@ impl Authorizer {
             None => self.post_access_review(caller, question).await,
         };
         match asked {
-            Ok(is_allowed) => {
-                self.keep(key, text, is_allowed.then(unix_now)).await;
-                match is_allowed {
-                    true => Ok(()),
-                    false => Err(forbidden(caller, question)),
-                }
+            Ok(AccessVerdict::Allowed) => {
+                self.keep(key, text, Some(unix_now())).await;
+                Ok(())
             }
-            Err(_) if age.is_some_and(|age| age < OFFLINE_SECONDS) => Ok(()),
+            Ok(AccessVerdict::Denied) => {
+                self.remove(key, question).await;
+                Err(forbidden(caller, question))
+            }
+            // Another token of the same caller may have wider rights.
+            Ok(AccessVerdict::TokenEnded) => {
+                self.keep(key, text, None).await;
+                Err(forbidden(caller, question))
+            }
+            Err(_) if age.is_some_and(counts_offline) => Ok(()),
             // Without the cloud, only cached grants allow access.
             Err(status) if status.code == 503 => {
                 if self.is_implied(caller, question).await {
@@ -100,11 +116,16 @@ impl Authorizer {
         }
     }
 
+    /// Returns true if the cloud has said so on the stream that is open now; it tells when that changes.
+    pub fn is_told(&self, caller: &LocalCaller, question: &AccessQuestion) -> bool {
+        self.stream.is_allowed(&(caller.key(), question_text(question)))
+    }
+
     /// Returns true if the API server allowed this caller the same before, within the time that counts without the cloud.
     pub async fn was_allowed(&self, caller: &LocalCaller, question: &AccessQuestion) -> bool {
         let (key, text) = (caller.key(), question_text(question));
         let granted = self.database.read(move |connection| tables::grant(connection, &key, &text)).await;
-        granted.ok().flatten().is_some_and(|granted| unix_now() - granted < OFFLINE_SECONDS)
+        granted.ok().flatten().is_some_and(|granted| counts_offline(unix_now() - granted))
             || self.is_implied(caller, question).await
     }
 
@@ -113,7 +134,7 @@ impl Authorizer {
         for wider in wider_questions(question) {
             let (key, text) = (caller.key(), question_text(&wider));
             let granted = self.database.read(move |connection| tables::grant(connection, &key, &text)).await;
-            if granted.ok().flatten().is_some_and(|granted| unix_now() - granted < OFFLINE_SECONDS) {
+            if granted.ok().flatten().is_some_and(|granted| counts_offline(unix_now() - granted)) {
                 return true;
             }
         }
@@ -125,19 +146,35 @@ impl Authorizer {
         self.keep(caller.key(), question_text(question), Some(unix_now())).await;
     }
 
-    /// Removes a grant: the API server has refused the access.
+    /// Removes a grant and those that include it: the API server has refused the access.
     pub async fn remove_grant(&self, caller: &LocalCaller, question: &AccessQuestion) {
-        self.keep(caller.key(), question_text(question), None).await;
+        self.remove(caller.key(), question).await;
+    }
+
+    /// Removes the grant of a question and the wider ones: rights only add, so a caller without this one has none of those.
+    async fn remove(&self, key: String, question: &AccessQuestion) {
+        let mut texts: Vec<String> = wider_questions(question).iter().map(question_text).collect();
+        texts.push(question_text(question));
+        let removed = self.database.write(move |connection| {
+            texts.iter().try_for_each(|text| tables::keep_grant(connection, &key, text, None))
+        });
+        if let Err(error) = removed.await {
+            tracing::warn!(
+                error = causeway_api::error_chain(&error),
+                "cannot remove a right that the API server has taken away"
+            );
+        }
     }
 
     /// Keeps the decision stream open and removes revoked grants. Runs for ever; dropping the future ends it.
     pub async fn run_decision_stream(&self) {
         let (revoked, mut revocations) = mpsc::channel::<RevokedGrant>(REVOKED_QUEUE_MAX);
         let remove = async {
-            while let Some(RevokedGrant { key: (key, text), code }) = revocations.recv().await {
+            while let Some(RevokedGrant { key: (key, _), question, code }) = revocations.recv().await {
                 // Other codes (an expired token) keep the grant; only 403 removes it.
                 if code == 403 {
-                    self.keep(key, text, None).await;
+                    self.remove(key, &question).await;
+                    self.stream.note_removal();
                 }
             }
         };
@@ -160,16 +197,20 @@ impl Authorizer {
         &self,
         caller: &LocalCaller,
         question: &AccessQuestion,
-    ) -> Result<bool, Status> {
+    ) -> Result<AccessVerdict, Status> {
         let review = question.review();
         let asked = self.pass.ask(Method::POST, REVIEWS, Some(caller), review.to_string().into()).await;
         let (code, body) = asked.map_err(|PassError(status)| status)?;
         match code {
             code if code.is_success() => {
                 let answer: Value = serde_json::from_slice(&body).map_err(Status::internal)?;
-                Ok(answer["status"]["allowed"] == Value::Bool(true))
+                Ok(match answer["status"]["allowed"] == Value::Bool(true) {
+                    true => AccessVerdict::Allowed,
+                    false => AccessVerdict::Denied,
+                })
             }
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Ok(false),
+            StatusCode::UNAUTHORIZED => Ok(AccessVerdict::TokenEnded),
+            StatusCode::FORBIDDEN => Ok(AccessVerdict::Denied),
             code => Err(crate::upstream::cluster::status_of(code, &body)),
         }
     }
@@ -216,31 +257,71 @@ mod tests {
     use super::*;
     use crate::connector::TestCloud;
 
-    #[tokio::test]
-    async fn a_clock_that_was_set_back_keeps_no_lost_right() {
-        let folder = tempfile::tempdir().unwrap();
-        let answers = |code: u16, body: &'static str| {
-            TestCloud::new(move |_, _| Box::pin(std::future::ready((code, body.to_owned()))))
-        };
-        let authorizer = |cloud: TestCloud| Authorizer {
-            database: CopyDatabase::open(&folder.path().join("copy.db")).unwrap(),
+    /// An authorizer with the cache in `folder`, whose cloud answers reviews so.
+    fn authorizer(folder: &std::path::Path, code: u16, body: &'static str) -> Authorizer {
+        let cloud = TestCloud::new(move |_, _| Box::pin(std::future::ready((code, body.to_owned()))));
+        Authorizer {
+            database: CopyDatabase::open(&folder.join("copy.db")).unwrap(),
             pass: Passthrough(Arc::new(cloud)),
             stream: AccessStream::default(),
-        };
-        let question = AccessQuestion {
+        }
+    }
+
+    fn list(namespace: &str, name: &str) -> AccessQuestion {
+        AccessQuestion {
             verb: "list",
             group: String::new(),
             plural: "configmaps".into(),
-            namespace: String::new(),
-            name: String::new(),
+            namespace: namespace.into(),
+            name: name.into(),
             field_selector: String::new(),
+        }
+    }
+
+    const AWAY: (u16, &str) = (503, "{}");
+    const DENIED: (u16, &str) = (201, r#"{"status": {"allowed": false}}"#);
+
+    #[tokio::test]
+    async fn an_answer_of_an_unknown_age_gives_no_right() {
+        let folder = tempfile::tempdir().unwrap();
+        let (caller, question) = (LocalCaller::node("n1"), list("", ""));
+        let away = authorizer(folder.path(), AWAY.0, AWAY.1);
+        let code = async |age: i64| {
+            away.keep(caller.key(), question_text(&question), Some(unix_now() - age)).await;
+            let was_allowed = away.was_allowed(&caller, &question).await;
+            let implied = away.was_allowed(&caller, &list("shop", "a")).await;
+            let found = away.check(&caller, &question).await.map_or_else(|status| status.code, |()| 200);
+            assert_eq!((was_allowed, implied), (found == 200, found == 200), "{age}");
+            found
         };
+        assert_eq!(code(3_600).await, 200, "the site goes on without the cloud");
+        assert_eq!(code(-3_600).await, 200, "a host without a battery for its clock, after a power failure");
+        assert_eq!(code(-1_000_000).await, 403, "the clock was set back");
+        assert_eq!(code(OFFLINE_SECONDS + 5).await, 403, "the clock was set forward, or it is old");
+    }
+
+    #[tokio::test]
+    async fn a_denial_takes_wider_rights_away_and_the_end_of_a_token_does_not() {
+        let folder = tempfile::tempdir().unwrap();
         let caller = LocalCaller::node("n1");
-        let away = authorizer(answers(503, "{}"));
-        away.keep(caller.key(), question_text(&question), Some(unix_now() + 1_000_000)).await;
-        assert!(away.check(&caller, &question).await.is_ok(), "the site goes on without the cloud");
-        let denied = authorizer(answers(201, r#"{"status": {"allowed": false}}"#));
-        assert_eq!(denied.check(&caller, &question).await.map_err(|status| status.code), Err(403));
+        let wider = [list("shop", ""), list("", "")];
+        let away = authorizer(folder.path(), AWAY.0, AWAY.1);
+        let allowed = async || {
+            let mut allowed = Vec::new();
+            for question in &wider {
+                allowed.push(away.was_allowed(&caller, question).await);
+            }
+            allowed
+        };
+        for question in &wider {
+            away.record_allowed(&caller, question).await;
+        }
+        let ended = authorizer(folder.path(), 401, "{}");
+        assert!(ended.check(&caller, &list("shop", "a")).await.is_err());
+        assert_eq!(allowed().await, [true, true]);
+        let denied = authorizer(folder.path(), DENIED.0, DENIED.1);
+        assert!(denied.check(&caller, &list("shop", "a")).await.is_err());
+        assert_eq!(allowed().await, [false, false]);
     }
 
     #[test]

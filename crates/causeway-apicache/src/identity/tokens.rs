@@ -148,7 +148,8 @@ fn service_account(claims: &Claims) -> Option<UserInfo> {
         format!("system:serviceaccounts:{namespace}"),
         "system:authenticated".to_owned(),
     ];
-    Some(UserInfo { username: claims.sub.clone(), uid: uid.to_owned(), groups: groups.to_vec() })
+    let (username, uid) = (claims.sub.clone(), uid.to_owned());
+    Some(UserInfo { username, uid, groups: groups.to_vec(), ..UserInfo::default() })
 }
 
 fn decode<T: for<'a> Deserialize<'a>>(part: &str) -> Result<T, AccountTokenError> {

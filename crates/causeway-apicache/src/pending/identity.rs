@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use causeway_daemon::sync::MutexExt;
 
 use super::log::PendingWrite;
-use crate::identity::{LocalCaller, UserInfo};
+use crate::identity::{LocalCaller, UserInfo, username_of_key};
 use crate::subscriptions::SubscriptionCredential;
 use crate::upstream::access::rbac::expiry_of;
 
@@ -49,7 +49,7 @@ pub fn sender(write: &PendingWrite, newest: Option<String>, now: i64) -> Result<
     let newest = newest.filter(|token| is_usable(token, now, now));
     let own = Some(write.token.clone()).filter(|token| is_usable(token, write.at, now));
     let token = newest.or(own).ok_or("the caller's token has expired, and it has shown no newer one")?;
-    let username = write.caller.lines().next().unwrap_or_default().to_owned();
+    let username = username_of_key(&write.caller);
     Ok(LocalCaller::from_token(UserInfo { username, ..UserInfo::default() }, &token))
 }
 
@@ -79,7 +79,7 @@ mod tests {
             body: bytes::Bytes::new(),
             base: bytes::Bytes::new(),
             at: 100,
-            caller: "till\n\n".into(),
+            caller: r#"["till","",[],{}]"#.into(),
             token: token.into(),
         }
     }
@@ -111,7 +111,7 @@ mod tests {
         let tokens = CallerTokens::default();
         let caller = |groups: &[&str], token: &str| {
             let groups = groups.iter().map(|group| (*group).to_owned()).collect();
-            let user = UserInfo { username: "till".into(), uid: String::new(), groups };
+            let user = UserInfo { username: "till".into(), groups, ..UserInfo::default() };
             LocalCaller::from_token(user, token)
         };
         tokens.note(&caller(&["a"], "1"));

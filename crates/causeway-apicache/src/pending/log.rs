@@ -15,6 +15,7 @@ use rusqlite::{Connection, params};
 use tokio::sync::watch;
 
 use super::identity::is_usable;
+use super::token_cipher::TokenCipher;
 use crate::copy::CopyError;
 use crate::copy::tables::is_damage;
 use crate::resource::ResourceName;
@@ -89,6 +90,7 @@ pub struct PendingLog(Arc<SharedLog>);
 
 struct SharedLog {
     connection: Mutex<Connection>,
+    cipher: TokenCipher,
     /// The same as on disk.
     writes: Mutex<BTreeMap<(PendingKind, String), PendingWrite>>,
     /// Changes with every write; counts nothing.
@@ -134,6 +136,24 @@ pub const EVENTS_MAX: usize = 1_000;
 pub const OBJECTS_MAX: usize = 1_000;
 const OBJECTS_BYTES_MAX: usize = 64 << 20;
 
+/// A write with its object. etcd takes 1.5 MiB, so the API server takes no larger one.
+pub const WRITE_BYTES_MAX: usize = 2 << 20;
+// The statuses of one node: 500 pods of 64 KiB, each before and after its change. A node that is broken into leaves disk to the rest of the site.
+const NODE_STATUS_BYTES_MAX: usize = 64 << 20;
+/// Events of one node beyond these bytes push out its oldest ones.
+const NODE_EVENT_BYTES_MAX: usize = 8 << 20;
+
+fn size(write: &PendingWrite) -> usize {
+    write.body.len() + write.base.len()
+}
+
+/// Decides whether the log takes a status in the name of a node. An earlier status of the same object gives way to it.
+pub fn has_room_for_status(writes: &[PendingWrite], write: &PendingWrite) -> bool {
+    let own = writes.iter().filter(|other| other.kind == PendingKind::Status && other.node == write.node);
+    let held: usize = own.filter(|other| other.path != write.path).map(size).sum();
+    held + size(write) <= NODE_STATUS_BYTES_MAX
+}
+
 // One caller takes a quarter of the log at most, so that it keeps no other caller out.
 const CALLER_SHARE: usize = 4;
 
@@ -141,7 +161,6 @@ const CALLER_SHARE: usize = 4;
 pub fn has_room(writes: &[PendingWrite], caller: &str, bytes: usize) -> bool {
     let objects = || writes.iter().filter(|write| write.kind == PendingKind::Object);
     let own = || objects().filter(|write| write.caller == caller);
-    let size = |write: &PendingWrite| write.body.len() + write.base.len();
     let (held, own_held): (usize, usize) = (objects().map(size).sum(), own().map(size).sum());
     objects().count() < OBJECTS_MAX
         && held + bytes <= OBJECTS_BYTES_MAX
@@ -151,22 +170,27 @@ pub fn has_room(writes: &[PendingWrite], caller: &str, bytes: usize) -> bool {
 
 impl PendingLog {
     pub fn open(path: &Path) -> Result<PendingLog, CopyError> {
-        let opened = match read(path) {
-            Ok(opened) => opened,
+        let cipher = TokenCipher::open(path)?;
+        let opened = match read(path, &cipher) {
+            Ok(opened) => (opened, cipher),
             // A full disk and the like pass. The writes stay where they are.
             Err(error) if !is_damage(&error) => return Err(error.into()),
             Err(error) => {
                 let aside = PathBuf::from(format!("{}.damaged", path.display()));
                 tracing::warn!(%error, aside = %aside.display(),
                     "the log of pending writes cannot be read; it is put aside and a new one begins");
+                // Before the log: the tokens in it cannot be found, and are not readable without the key.
+                std::fs::remove_file(TokenCipher::key_path(path))?;
                 put_aside(path, &aside)?;
-                read(path)?
+                let cipher = TokenCipher::open(path)?;
+                (read(path, &cipher)?, cipher)
             }
         };
-        let (connection, writes) = opened;
+        let ((connection, writes), cipher) = opened;
         let writes = writes.into_iter().map(|write| ((write.kind, write.path.clone()), write)).collect();
         let shared = SharedLog {
             connection: Mutex::new(connection),
+            cipher,
             writes: Mutex::new(writes),
             changed: watch::Sender::new(0),
             sending: Mutex::new(None),
@@ -241,13 +265,13 @@ impl PendingLog {
                     &write.base[..],
                     write.at,
                     write.caller,
-                    write.token
+                    shared.cipher.seal(&write.token)
                 ],
             )?;
             write.sequence = transaction.last_insert_rowid();
             let pushed_out = {
                 let held = shared.writes.lock_ignoring_poison();
-                surplus(&held)
+                surplus(&held, &write)
             };
             for out in &pushed_out {
                 transaction.execute("DELETE FROM writes WHERE sequence = ?1", [out.sequence])?;
@@ -351,17 +375,28 @@ impl SharedLog {
     }
 }
 
-/// The oldest events, when there are too many.
-fn surplus(held: &BTreeMap<(PendingKind, String), PendingWrite>) -> Vec<PendingWrite> {
-    let mut events: Vec<&PendingWrite> = held
-        .values()
-        .filter(|write| matches!(write.kind, PendingKind::Event | PendingKind::EventPatch))
-        .collect();
-    if events.len() < EVENTS_MAX {
-        return Vec::new();
-    }
+fn is_event(write: &PendingWrite) -> bool {
+    matches!(write.kind, PendingKind::Event | PendingKind::EventPatch)
+}
+
+/// The oldest events that give way to a new write: when there are too many, and when those of its node have too many bytes.
+fn surplus(held: &BTreeMap<(PendingKind, String), PendingWrite>, new: &PendingWrite) -> Vec<PendingWrite> {
+    let mut events: Vec<&PendingWrite> = held.values().filter(|write| is_event(write)).collect();
     events.sort_by_key(|write| write.sequence);
-    events[..=events.len() - EVENTS_MAX].iter().map(|write| (*write).clone()).collect()
+    let too_many = (events.len() + 1).saturating_sub(EVENTS_MAX);
+    let mut bytes = if is_event(new) { size(new) } else { 0 };
+    let mut out = Vec::new();
+    // From the newest back, so that the newest stay.
+    for (number, write) in events.into_iter().enumerate().rev() {
+        let is_own =
+            is_event(new) && write.node == new.node && (write.kind, &write.path) != (new.kind, &new.path);
+        bytes += if is_own { size(write) } else { 0 };
+        if number < too_many || is_own && bytes > NODE_EVENT_BYTES_MAX {
+            out.push(write.clone());
+        }
+    }
+    out.reverse();
+    out
 }
 
 /// Writes the journal into the database and truncates it: pages of before would keep erased tokens.
@@ -385,7 +420,7 @@ fn put_aside(path: &Path, aside: &Path) -> std::io::Result<()> {
     }
 }
 
-fn read(path: &Path) -> rusqlite::Result<(Connection, Vec<PendingWrite>)> {
+fn read(path: &Path, cipher: &TokenCipher) -> rusqlite::Result<(Connection, Vec<PendingWrite>)> {
     // SQLite gives its other files the mode of this one.
     let _ = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
     let connection = Connection::open(path)?;
@@ -422,7 +457,7 @@ fn read(path: &Path) -> rusqlite::Result<(Connection, Vec<PendingWrite>)> {
             base: bytes(8)?,
             at: row.get(9)?,
             caller: row.get(10)?,
-            token: row.get(11)?,
+            token: cipher.unseal(&row.get::<_, String>(11)?),
         }))
     })?;
     let writes = rows.collect::<rusqlite::Result<Vec<_>>>()?.into_iter().flatten().collect();
@@ -491,11 +526,43 @@ mod tests {
         };
         let mut held: BTreeMap<_, _> = (1..EVENTS_MAX).map(event).collect();
         let status = write(PendingKind::Status, "pod", "");
-        held.insert((status.kind, status.path.clone()), status);
-        assert!(surplus(&held).is_empty(), "a status is not counted");
+        held.insert((status.kind, status.path.clone()), status.clone());
+        assert!(surplus(&held, &status).is_empty(), "a status is not counted");
         held.extend([event(EVENTS_MAX)]);
-        let out = surplus(&held);
+        let out = surplus(&held, &status);
         assert_eq!(out.iter().map(|write| write.key.as_str()).collect::<Vec<_>>(), ["default/e1"]);
+    }
+
+    #[tokio::test]
+    async fn a_node_has_a_share_of_the_bytes_and_pushes_out_its_own_events() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = PendingLog::open(&folder.path().join("pending.db")).unwrap();
+        let event = |node: &str, number: usize| PendingWrite {
+            node: node.into(),
+            body: Bytes::from(vec![b'x'; WRITE_BYTES_MAX]),
+            ..write(PendingKind::Event, &format!("{node}-{number}"), "")
+        };
+        assert!(log.append(event("n1", 0)).await.unwrap().is_empty());
+        let mut out = Vec::new();
+        for number in 0..6 {
+            out.extend(log.append(event("n2", number)).await.unwrap());
+        }
+        assert_eq!(
+            out.iter().map(|write| write.key.as_str()).collect::<Vec<_>>(),
+            ["default/n2-0", "default/n2-1", "default/n2-2"]
+        );
+        assert_eq!(log.len(), 4, "and the event of the other node");
+        assert!(log.append(event("n2", 5)).await.unwrap().is_empty(), "it takes its own place");
+        let status = |node: &str, number: usize| PendingWrite {
+            node: node.into(),
+            base: Bytes::from(vec![b'x'; WRITE_BYTES_MAX]),
+            body: Bytes::from(vec![b'x'; WRITE_BYTES_MAX]),
+            ..write(PendingKind::Status, &format!("{node}-{number}"), "")
+        };
+        let held: Vec<PendingWrite> = (0..16).map(|number| status("n1", number)).collect();
+        assert!(has_room_for_status(&held[1..], &held[0]) && !has_room_for_status(&held, &status("n1", 16)));
+        assert!(has_room_for_status(&held, &held[0]), "it takes its own place");
+        assert!(has_room_for_status(&held, &status("n2", 0)), "another node");
     }
 
     #[tokio::test]
@@ -506,6 +573,31 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         assert!(PendingLog::open(&path).is_err());
         assert!(path.exists() && !folder.path().join("pending.db.damaged").exists());
+    }
+
+    #[tokio::test]
+    async fn a_damaged_log_keeps_no_token_readable() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pending.db");
+        let secret = "an-opaque-token-of-a-caller";
+        let log = PendingLog::open(&path).unwrap();
+        log.append(PendingWrite { token: secret.into(), ..write(PendingKind::Object, "o", "{}") })
+            .await
+            .unwrap();
+        let key = std::fs::read(TokenCipher::key_path(&path)).unwrap();
+        drop(log);
+        assert_eq!(PendingLog::open(&path).unwrap().all()[0].token, secret, "after a restart");
+        // The pages of the table stay as they are.
+        let mut damaged = std::fs::read(&path).unwrap();
+        damaged[..16].fill(b'x');
+        std::fs::write(&path, damaged).unwrap();
+        assert!(PendingLog::open(&path).unwrap().is_empty());
+        assert!(folder.path().join("pending.db.damaged").exists());
+        for file in std::fs::read_dir(folder.path()).unwrap() {
+            let file = std::fs::read(file.unwrap().path()).unwrap();
+            let has = |text: &[u8]| file.windows(text.len()).any(|part| part == text);
+            assert!(!has(secret.as_bytes()) && !has(&key));
+        }
     }
 
     #[test]
@@ -594,6 +686,6 @@ mod tests {
             let write = PendingWrite { sequence: number, path: number.to_string(), ..object(1) };
             ((write.kind, write.path.clone()), write)
         };
-        assert_eq!(surplus(&(0..2_000).map(numbered).collect()), []);
+        assert_eq!(surplus(&(0..2_000).map(numbered).collect(), &object(1)), []);
     }
 }

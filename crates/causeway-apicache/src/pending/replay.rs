@@ -11,8 +11,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use causeway_api::{Revision, error_chain};
 use causeway_daemon::sync::MutexExt;
+use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::existing::has_written_fields;
 use super::identity::{self, CallerTokens};
@@ -124,6 +126,12 @@ pub fn verdict(write: &PendingWrite, code: StatusCode) -> ReplayVerdict {
     }
 }
 
+/// Returns true if the answer to a deletion is an object that waits for its finalizers: the copy goes on to show it.
+fn is_leaving(answer: &[u8]) -> bool {
+    let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+    !answer["metadata"]["deletionTimestamp"].is_null()
+}
+
 fn is_event(write: &PendingWrite) -> bool {
     matches!(write.kind, PendingKind::Event | PendingKind::EventPatch)
 }
@@ -205,6 +213,8 @@ impl PendingReplay {
     /// Returns true when every write was answered.
     async fn send_all(&self) -> bool {
         let (mut is_complete, mut is_event_refused) = (true, false);
+        // Copies that were not followed when the link returned have this long in all, not for each write.
+        let followed_by = Instant::now() + IN_COPY;
         for write in self.log.all() {
             // Events keep their order: those behind one that cannot be taken now wait for the next turn.
             if is_event_refused && is_event(&write) {
@@ -216,7 +226,7 @@ impl PendingReplay {
                 continue;
             };
             let Some((method, path, content_type, body)) = request(&write) else {
-                self.finish(&write, None).await;
+                self.finish(&write, None, followed_by).await;
                 continue;
             };
             let newest = self.tokens.newest(&write.caller);
@@ -226,7 +236,7 @@ impl PendingReplay {
                     tracing::warn!(resource = %write.resource, key = write.key, reason = why,
                         "a write that was made while the API server was away is refused");
                     self.report.drop_write(&write, why);
-                    self.finish(&write, None).await;
+                    self.finish(&write, None, followed_by).await;
                     continue;
                 }
             };
@@ -251,15 +261,17 @@ impl PendingReplay {
                 ReplayVerdict::Away => return false,
                 ReplayVerdict::Done => {
                     self.report.sent.fetch_add(1, Ordering::Relaxed);
-                    self.until_deleted(&write).await;
-                    self.finish(&write, kube_object::revision_of(&answer)).await;
+                    if !is_leaving(&answer) {
+                        self.until_deleted(&write).await;
+                    }
+                    self.finish(&write, kube_object::revision_of(&answer), followed_by).await;
                 }
                 ReplayVerdict::Dropped => {
                     let status = crate::upstream::cluster::status_of(code, &answer);
                     tracing::warn!(resource = %write.resource, key = write.key, code = code.as_u16(), reason = status.message,
                         "the API server refused a write that was made while it was away; it is dropped");
                     self.report.drop_write(&write, &status.message);
-                    self.finish(&write, None).await;
+                    self.finish(&write, None, followed_by).await;
                 }
             }
         }
@@ -295,11 +307,15 @@ impl PendingReplay {
     }
 
     /// Removes a write from the log and its effect from local reads, as soon as the copy shows the revision that the API server gave it.
-    async fn finish(&self, write: &PendingWrite, revision: Option<Revision>) {
+    /// Copies that no stream keeps current are waited for until `followed_by`: callers begin copies, and any number of them may be dead.
+    async fn finish(&self, write: &PendingWrite, revision: Option<Revision>, followed_by: Instant) {
         if let Some(revision) = revision {
-            for collection in self.subscriptions.of_resource(&write.resource) {
-                collection.wait_revision(revision, IN_COPY).await;
-            }
+            let now = Instant::now();
+            let shown = self.subscriptions.of_resource(&write.resource).into_iter().map(|collection| {
+                let time = if collection.is_live() { IN_COPY } else { followed_by.duration_since(now) };
+                async move { collection.wait_revision(revision, time).await }
+            });
+            join_all(shown).await;
         }
         if let Err(error) = self.log.remove(write).await {
             return tracing::warn!(error = error_chain(&error), "cannot remove a write from the log");
@@ -320,7 +336,8 @@ mod tests {
     use super::*;
     use crate::connector::{CloudConnector, TestCloud};
     use crate::copy::CopyDatabase;
-    use crate::resource::ResourceName;
+    use crate::resource::{ResourceDescription, ResourceName, SubscriptionScope};
+    use crate::subscriptions::SubscriptionCredential;
     use crate::traffic::{DayUse, LinkTraffic};
 
     fn write(kind: PendingKind, body: Value, base: Value) -> PendingWrite {
@@ -426,6 +443,61 @@ mod tests {
         replay.send_all().await;
         assert_eq!(asked.load(Ordering::Relaxed), 1);
         assert!(replay.log.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_long_answer_is_the_end_of_a_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = PendingLog::open(&folder.path().join("pending.db")).unwrap();
+        for name in ["a", "b"] {
+            let path = format!("/api/v1/namespaces/shop/events/{name}");
+            let event = PendingWrite { path, ..write(PendingKind::Event, json!({}), json!({})) };
+            log.append(event).await.unwrap();
+        }
+        let cloud = TestCloud::new(|_, _| Box::pin(std::future::ready((201, "x".repeat(5 << 20)))));
+        let replay = replay(log, cloud, folder.path()).await;
+        assert!(replay.send_all().await);
+        assert!(replay.log.is_empty());
+        assert_eq!(replay.report.sent.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn copies_that_are_not_followed_hold_up_a_turn_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = PendingLog::open(&folder.path().join("pending.db")).unwrap();
+        for name in ["a", "b", "c"] {
+            let path = format!("/api/v1/namespaces/shop/pods/{name}");
+            let event = PendingWrite { path, ..write(PendingKind::Event, json!({}), json!({})) };
+            log.append(event).await.unwrap();
+        }
+        let answer = json!({"metadata": {"name": "a", "resourceVersion": "9"}}).to_string();
+        let cloud = TestCloud::new(move |_, _| Box::pin(std::future::ready((201, answer.clone()))));
+        let replay = replay(log, cloud, folder.path()).await;
+        let pods = ResourceName::new("", "v1", "pods");
+        for number in 0..3 {
+            let scope = SubscriptionScope::one(pods.clone(), "shop", &number.to_string());
+            let begun = replay.subscriptions.ensure(&scope, SubscriptionCredential::Pin, ("", true)).await;
+            let begun = begun.unwrap().unwrap();
+            let description = ResourceDescription {
+                name: pods.clone(),
+                kind: "Pod".into(),
+                list_kind: "PodList".into(),
+                is_namespaced: true,
+                columns: "[]".into(),
+            };
+            begun.describe(description).await.unwrap();
+            begun.complete(Vec::new(), Revision(1)).await.unwrap();
+        }
+        assert_eq!(replay.subscriptions.of_resource(&pods).len(), 3);
+        let begun = Instant::now();
+        assert!(replay.send_all().await && replay.log.is_empty());
+        assert!(begun.elapsed() < 2 * IN_COPY, "{:?} of the clock of the test", begun.elapsed());
+    }
+
+    #[test]
+    fn an_object_that_waits_for_its_finalizers_is_not_waited_for() {
+        assert!(is_leaving(br#"{"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}"#));
+        assert!(!is_leaving(br#"{"kind": "Status", "status": "Success"}"#) && !is_leaving(b""));
     }
 
     #[test]

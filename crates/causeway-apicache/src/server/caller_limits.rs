@@ -1,4 +1,4 @@
-//! Bounds the memory of answers and the number of watches, of all callers and of one.
+//! Bounds the memory of answers, the number of watches and the requests that pass to the API server, of all callers and of one.
 //!
 //! `UseTable` decides from values. `CallerLimits` lets a request wait a short time for memory that other answers hold, and counts
 //! it until its client has read the answer. Nodes have memory and watches of their own, so that pods keep no kubelet out. A list that takes
@@ -29,6 +29,10 @@ const ANSWER_BYTES_MIN: usize = 4 << 10;
 const WATCHES_PER_CALLER_MAX: usize = 2_048;
 // A watch has about ten KiB with its stream.
 const WATCHES_MAX: ByClass = ByClass { nodes: 4_096, others: 6_144 };
+// Requests that pass to the API server, until their answers end: watches and sessions in containers may last for hours. A kubelet has a few.
+const PASSED_PER_CALLER_MAX: usize = 256;
+// The cloud serves 1,024 of a site (`upstream::REQUESTS_PER_SITE_MAX`). The rest is left to requests of the edge itself.
+const PASSED_MAX: ByClass = ByClass { nodes: 256, others: 640 };
 // Requests of one caller that wait for memory; more are refused at once.
 const WAITING_PER_CALLER_MAX: usize = 64;
 /// The time that a request waits for memory. Clients of the API server wait 3 s for a revision too.
@@ -92,6 +96,7 @@ impl LimitReached {
 struct CallerUse {
     bytes: usize,
     watches: usize,
+    passed: usize,
     waiting: usize,
 }
 
@@ -100,6 +105,7 @@ struct CallerUse {
 struct UseTable {
     bytes: ByClass,
     watches: ByClass,
+    passed: ByClass,
     callers: HashMap<LimitedCaller, CallerUse>,
 }
 
@@ -139,6 +145,22 @@ impl UseTable {
         self.change(caller, |used| used.watches -= 1);
     }
 
+    fn take_passed(&mut self, caller: &LimitedCaller) -> Result<(), LimitReached> {
+        let own = self.callers.get(caller).map_or(0, |used| used.passed);
+        let (all, mut max) = (self.passed.of(caller.is_node), PASSED_MAX);
+        if own >= PASSED_PER_CALLER_MAX || *all >= *max.of(caller.is_node) {
+            return Err(LimitReached::Full);
+        }
+        *all += 1;
+        self.callers.entry(caller.clone()).or_default().passed += 1;
+        Ok(())
+    }
+
+    fn free_passed(&mut self, caller: &LimitedCaller) {
+        *self.passed.of(caller.is_node) -= 1;
+        self.change(caller, |used| used.passed -= 1);
+    }
+
     fn begin_waiting(&mut self, caller: &LimitedCaller) -> Result<(), LimitReached> {
         let used = self.callers.entry(caller.clone()).or_default();
         if used.waiting >= WAITING_PER_CALLER_MAX {
@@ -155,7 +177,7 @@ impl UseTable {
     fn change(&mut self, caller: &LimitedCaller, change: impl FnOnce(&mut CallerUse)) {
         let Some(used) = self.callers.get_mut(caller) else { return };
         change(used);
-        if (used.bytes, used.watches, used.waiting) == (0, 0, 0) {
+        if (used.bytes, used.watches, used.passed, used.waiting) == (0, 0, 0, 0) {
             self.callers.remove(caller);
         }
     }
@@ -204,6 +226,26 @@ impl CallerLimits {
     pub fn begin_watch(&self, caller: &LimitedCaller) -> Result<CountedWatch, LimitReached> {
         self.0.table.lock_ignoring_poison().take_watch(caller)?;
         Ok(CountedWatch { limits: self.clone(), caller: caller.clone() })
+    }
+}
+
+impl CallerLimits {
+    /// Counts a request that passes to the API server until the guard is dropped.
+    pub fn begin_passed(&self, caller: &LimitedCaller) -> Result<PassedRequest, LimitReached> {
+        self.0.table.lock_ignoring_poison().take_passed(caller)?;
+        Ok(PassedRequest { limits: self.clone(), caller: caller.clone() })
+    }
+}
+
+/// A request at the API server, with its answer; dropping it ends the count.
+pub struct PassedRequest {
+    limits: CallerLimits,
+    caller: LimitedCaller,
+}
+
+impl Drop for PassedRequest {
+    fn drop(&mut self) {
+        self.limits.0.table.lock_ignoring_poison().free_passed(&self.caller);
     }
 }
 
@@ -345,6 +387,23 @@ mod tests {
         assert_eq!(table.take_watch(&caller("n1", true)), Ok(()), "a kubelet");
         table.free_watch(&names[0]);
         assert_eq!(table.take_watch(&names[3]), Ok(()));
+    }
+
+    #[test]
+    fn requests_at_the_api_server_are_bounded_by_caller_and_pods_leave_some_to_nodes() {
+        let mut table = UseTable::default();
+        let mut take_all = |name: &str, is_node: bool| {
+            let caller = caller(name, is_node);
+            (0..2_000).take_while(|_| table.take_passed(&caller).is_ok()).count()
+        };
+        assert_eq!(["a", "b", "c", "d"].map(|name| take_all(name, false)), [256, 256, 128, 0]);
+        assert_eq!(take_all("system:node:n1", true), 256);
+        for name in ["a", "b", "c"] {
+            while table.callers.contains_key(&caller(name, false)) {
+                table.free_passed(&caller(name, false));
+            }
+        }
+        assert_eq!(table.take_passed(&caller("d", false)), Ok(()));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 /// The time within which the first request of a connection must name a caller.
 pub const UNPROVED_TIME_MAX: Duration = Duration::from_secs(30);
+const LAST_ANSWER_TIME: Duration = Duration::from_millis(200);
 // Every pod of a node may connect at the same moment.
 const UNPROVED_MAX: usize = 1_024;
 // A quarter of all connections, so that one caller keeps no other out.
@@ -71,6 +72,15 @@ impl OpenConnection {
             state.unproved.remove(&self.id);
         }
         true
+    }
+
+    /// Closes the connection when the answer to its last request has had the time to leave.
+    pub fn close_soon(&self) {
+        let closed = self.closed.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(LAST_ANSWER_TIME).await;
+            closed.cancel();
+        });
     }
 
     pub fn is_proved(&self) -> bool {

@@ -146,7 +146,7 @@ pub async fn answer(
         request.headers_mut().remove(name);
     }
     request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static(wanted.accept));
-    match context.pass.forward(request, caller).await {
+    match context.pass.forward(request, (caller, &context.limits)).await {
         Ok(response) if response.status() == StatusCode::OK => keep(context, caller, wanted, response).await,
         Ok(response) if response.status().is_server_error() && fetched.is_some() => {
             kept(context, caller, wanted).await

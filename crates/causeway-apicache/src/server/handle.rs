@@ -1,5 +1,6 @@
 //! Decides for each request: from the copy, from the kept documents, or to the cloud.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::caller_limits::{CallerLimits, LimitedCaller};
 use super::connections::OpenConnection;
@@ -20,6 +22,7 @@ use super::documents::{self, DOCUMENT_BYTES_MAX, KeptDocument};
 use super::pass::{PassError, Passthrough};
 use super::read::{self, LocalRead, PageToken, ReadRefusal};
 use super::respond::{self, ApiBody};
+use super::watch_rights::WatchRights;
 use super::written::WrittenRevisions;
 use super::{offline, offline_objects};
 use crate::copy::collection::Collection;
@@ -75,9 +78,16 @@ pub async fn handle(
     if matches!(request.uri().path(), "/healthz" | "/livez" | "/readyz") {
         return respond::whole(StatusCode::OK, HeaderValue::from_static("text/plain"), "ok");
     }
+    let is_certified = certified.is_some() && !request.headers().contains_key(header::AUTHORIZATION);
     let caller = match context.authenticator.caller(certified, request.headers()).await {
         Ok(caller) => caller,
-        Err(status) => return respond::refusal(&status),
+        Err(status) => {
+            if is_certified && status.code == 401 {
+                // The client connects again, with the certificate that it has now.
+                open.close_soon();
+            }
+            return respond::refusal(&status);
+        }
     };
     if !open.prove(&caller.user.username) {
         let full = "this caller has too many connections to the API at the edge";
@@ -194,7 +204,7 @@ pub(super) async fn pass(
     caller: &LocalCaller,
     request: Request<Incoming>,
 ) -> Response<ApiBody> {
-    match context.pass.forward(request, caller).await {
+    match context.pass.forward(request, (caller, &context.limits)).await {
         Ok(response) => response,
         Err(PassError(status)) => respond::refusal(&status),
     }
@@ -274,10 +284,20 @@ async fn read(
         };
     }
     let Some(collection) = collection else {
+        let is_whole = is_unambiguous(request.uri().query()) && wanted.label_selector.is_empty();
         let response = pass(context, caller, request).await;
         // Without the right to read, the answer would be 403, also about an object that is not there.
         if response.status().is_success() || response.status() == StatusCode::NOT_FOUND {
-            context.authorizer.record_allowed(caller, &question).await;
+            match is_whole {
+                true => context.authorizer.record_allowed(caller, &question).await,
+                // The API server is asked, so that the caller can read the copy without the cloud too.
+                false => {
+                    let (authorizer, caller) = (context.authorizer.clone(), caller.clone());
+                    tokio::spawn(async move {
+                        let _ = authorizer.check(&caller, &question).await;
+                    });
+                }
+            }
             // The client has its answer, whether the edge has room for a copy or not.
             let _ = begin(context, caller, &wanted).await;
         }
@@ -301,11 +321,28 @@ async fn read(
     if let Some(revision) = context.written.wanted(caller.key(), &wanted.resource, Instant::now()) {
         collection.wait_revision(revision, OWN_WRITE).await;
     }
-    match from_copy(context, caller, &collection, (&request, path, &query, view)).await {
+    match from_copy(context, (caller, question), &collection, (&request, path, &query, view)).await {
         Ok(response) => response,
         Err(ReadRefusal::NotHere(_)) if context.pass.is_connected() => pass(context, caller, request).await,
         Err(ReadRefusal::NotHere(status) | ReadRefusal::Refused(status)) => respond::refusal(&status),
     }
+}
+
+/// Returns true if the API server cannot read another request than the edge does: each parameter stands once, escapes are whole, and no `;`
+/// separates parameters, as it did in Go before 1.17. The answer to another query, or to a label selector, which a question does not have, may
+/// be the answer to less than the edge would remember.
+fn is_unambiguous(query: Option<&str>) -> bool {
+    let query = query.unwrap_or_default();
+    let mut names = BTreeSet::new();
+    let is_escape = |part: &str| {
+        part.as_bytes().first_chunk::<2>().is_some_and(|pair| pair.iter().all(u8::is_ascii_hexdigit))
+    };
+    !query.contains(';')
+        && query.split('%').skip(1).all(is_escape)
+        && query
+            .split('&')
+            .filter(|pair| !pair.is_empty())
+            .all(|pair| names.insert(decode(pair.split('=').next().unwrap_or_default(), true)))
 }
 
 /// The form of the answer; `None` is 406. YAML is left to the API server.
@@ -377,7 +414,7 @@ async fn begin_watched(
 
 async fn from_copy(
     context: &RequestContext,
-    caller: &LocalCaller,
+    (caller, question): (&LocalCaller, AccessQuestion),
     collection: &Arc<Collection>,
     (request, path, query, view): (&Request<Incoming>, &ResourcePath<'_>, &QueryParameters, ObjectView),
 ) -> Result<Response<ApiBody>, ReadRefusal> {
@@ -406,7 +443,20 @@ async fn from_copy(
             let end = context.subscriptions.watch_end(collection);
             let end =
                 end.ok_or_else(|| Status::unavailable("the site does not hold the resource any more", 1))?;
-            local.watch(options, &end).await
+            // The right of this watch ends it alone, not every watch of the copy.
+            let end = end.child_token();
+            let rights = WatchRights {
+                authenticator: context.authenticator.clone(),
+                authorizer: context.authorizer.clone(),
+                caller: caller.clone(),
+                question,
+            };
+            let stop = end.clone();
+            let rights = tokio::spawn(async move {
+                rights.ended().await;
+                stop.cancel();
+            });
+            local.watch(options, &end, AbortOnDropHandle::new(rights)).await
         }
         _ => Err(head.not_allowed().into()),
     }
@@ -431,6 +481,23 @@ mod tests {
             "labelSelector=a",
             "apps/v1/deployments namespace shop labels a",
         );
+    }
+
+    #[test]
+    fn only_a_query_that_is_read_in_one_way_makes_a_grant() {
+        let check = |query: &str, expected: bool| {
+            assert_eq!(is_unambiguous(Some(query)), expected, "{query}");
+        };
+        assert!(is_unambiguous(None));
+        check("", true);
+        check("limit=500&fieldSelector=spec.nodeName%3Dn1&&resourceVersion=0", true);
+        check("fieldSelector=metadata.name%3Da&fieldSelector=", false);
+        check("fieldSelector=&%66ieldSelector=metadata.name%3Da", false);
+        check("watch=0&watch=1", false);
+        check("limit=1;fieldSelector=metadata.name%3Da", false);
+        check("fieldSelector=%zz", false);
+        check("fieldSelector=a%3", false);
+        check("fieldSelector=%", false);
     }
 
     #[test]

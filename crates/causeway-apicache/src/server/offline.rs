@@ -4,16 +4,19 @@
 //! the status of the node and of its pods, and events, are taken into the log (`pending`); a renewal of the node's lease is acknowledged and
 //! not sent later, because it tells that the node is alive now; a token that was issued before is given again. Everything else gets 503.
 
+use std::time::Duration;
+
 use bytes::Bytes;
-use causeway_api::request::query::QueryParameters;
+use causeway_api::request::query::{QueryParameters, decode};
 use causeway_api::request::resource::ResourcePath;
 use causeway_api::status::StatusDetails;
 use causeway_api::{Status, error_chain};
-use http::header::{self, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, Request, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
+use super::caller_limits::{AnswerMemory, CallerLimits, LimitedCaller};
 use super::handle::RequestContext;
 use super::offline_objects::merged;
 use super::pass::{PassError, full};
@@ -23,7 +26,7 @@ use crate::copy::local::{LocalObject, unsent};
 use crate::copy::{CopyError, tables};
 use crate::identity::{LocalCaller, tokens};
 use crate::kube_object::{self, KubeObject};
-use crate::pending::log::{PendingKind, PendingWrite};
+use crate::pending::log::{PendingKind, PendingWrite, WRITE_BYTES_MAX, has_room_for_status};
 use crate::pending::{changed, mark};
 use crate::protobuf::{self, BodyEncoding, BodyError};
 use crate::resource::{ResourceName, SubscriptionScope};
@@ -58,7 +61,9 @@ pub fn classify(
     path: &ResourcePath<'_>,
     query: Option<&str>,
 ) -> Option<SiteWrite> {
+    // Go before 1.17 takes `;` for a separator, so such a query can be a dry run.
     if QueryParameters::parse(query).has("dryRun")
+        || query.is_some_and(|query| query.contains(';'))
         || !path.name.is_none_or(stands_in_path)
         || !path.namespace.is_none_or(stands_in_path)
     {
@@ -85,6 +90,10 @@ pub fn classify(
 
 // The API server takes up to 3 MiB; a status with its object is far smaller.
 const BODY_BYTES_MAX: usize = 3 << 20;
+// The body, its parsed form, and the object that it makes with the one of the copy.
+const BODY_MEMORY: usize = 4;
+// A body that needs longer holds memory which other requests wait for.
+const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// One such request.
 struct SiteRequest<'a> {
@@ -100,11 +109,29 @@ struct SiteRequest<'a> {
 /// An answer, or the refusal that stands for it.
 type Answered = Result<Response<ApiBody>, Status>;
 
-/// Reads the body of a write, which the log may have to keep.
-pub(super) async fn whole_body(body: Incoming) -> Result<Bytes, Status> {
-    let body = http_body_util::BodyExt::map_err(body, Into::into);
-    let body = respond::collect(http_body_util::BodyExt::boxed_unsync(body), BODY_BYTES_MAX).await;
-    body.map_err(|_| Status::too_large(BODY_BYTES_MAX))
+/// Reads the body of a write, which the log may have to keep. It counts as memory of its caller until the answer, and has a deadline.
+pub(super) async fn whole_body(
+    (limits, caller): (&CallerLimits, &LocalCaller),
+    headers: &HeaderMap,
+    body: ApiBody,
+) -> Result<(Bytes, AnswerMemory), Status> {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    let bytes_max = length.and_then(|text| text.parse().ok()).unwrap_or(BODY_BYTES_MAX);
+    if bytes_max > BODY_BYTES_MAX {
+        return Err(Status::too_large(BODY_BYTES_MAX));
+    }
+    let taken = limits.take(&LimitedCaller::of(caller), BODY_MEMORY * bytes_max).await;
+    let mut memory = taken.map_err(|reached| reached.status(false))?;
+    let read = tokio::time::timeout(BODY_TIME_MAX, respond::collect(body, bytes_max)).await;
+    let body = read.map_err(|_| Status::request_timeout("the body did not arrive in time"))?;
+    let body = body.map_err(|_| Status::too_large(BODY_BYTES_MAX))?;
+    memory.shrink(BODY_MEMORY * body.len());
+    Ok((body, memory))
+}
+
+/// The body of a request of a client.
+pub(super) fn incoming(body: Incoming) -> ApiBody {
+    http_body_util::BodyExt::boxed_unsync(http_body_util::BodyExt::map_err(body, Into::into))
 }
 
 /// Answers a write: by the API server, or without it.
@@ -116,8 +143,9 @@ pub async fn write(
     path: &ResourcePath<'_>,
 ) -> Response<ApiBody> {
     let (head, body) = request.into_parts();
-    let body = match whole_body(body).await {
-        Ok(body) => body,
+    let read = whole_body((&context.limits, caller), &head.headers, incoming(body)).await;
+    let (body, _memory) = match read {
+        Ok(read) => read,
         Err(refused) => return respond::refusal(&refused),
     };
     let content_type = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
@@ -125,8 +153,11 @@ pub async fn write(
     let asked = SiteRequest { context, caller, node, method: head.method.clone(), path, content_type, body };
     // A write that waits in the log goes before a newer one of the same object.
     if !asked.is_waiting(kind) {
-        let passed = Request::from_parts(head, full(asked.body.clone()));
-        match context.pass.forward(passed, caller).await {
+        let mut passed = Request::from_parts(head, full(asked.body.clone()));
+        if let Some(uri) = without_timeout(passed.uri()) {
+            *passed.uri_mut() = uri;
+        }
+        match context.pass.forward(passed, (caller, &context.limits)).await {
             Ok(response) if !is_away(response.status()) => return asked.passed(kind, response).await,
             Ok(_) => {}
             Err(PassError(status)) if status.code != 503 => return respond::refusal(&status),
@@ -138,6 +169,18 @@ pub async fn write(
         return respond::refusal(&Status::forbidden(&caller.user.username, "write at this site", why));
     }
     asked.answer(kind).await.unwrap_or_else(|status| respond::refusal(&status))
+}
+
+/// The URI without the parameter `timeout`, which kubelets send with each renewal of a lease: with a short one a caller makes the API server
+/// answer 504, as if it were away. `None`: it has none.
+fn without_timeout(uri: &Uri) -> Option<Uri> {
+    let query = uri.query()?;
+    let is_timeout = |pair: &&str| decode(pair.split('=').next().unwrap_or_default(), true) == "timeout";
+    if !query.split('&').any(|pair| is_timeout(&pair)) {
+        return None;
+    }
+    let rest: Vec<&str> = query.split('&').filter(|pair| !is_timeout(pair)).collect();
+    format!("{}?{}", uri.path(), rest.join("&")).parse().ok()
 }
 
 /// The cloud answers so when it cannot reach the API server, and a load balancer in front of one.
@@ -362,6 +405,13 @@ impl SiteRequest<'_> {
             caller: self.caller.key(),
             token: String::new(),
         };
+        if write.body.len() > WRITE_BYTES_MAX {
+            return Err(Status::too_large(WRITE_BYTES_MAX));
+        }
+        if kind == PendingKind::Status && !has_room_for_status(&self.context.pending.all(), &write) {
+            let full = "the log has the bytes of this node that it may have";
+            return Err(Status { message: format!("{}: {full}", away().message), ..away() });
+        }
         let pushed_out = self.context.pending.append(write).await.map_err(failed)?;
         for out in pushed_out {
             self.context.replayed.drop_write(&out, "newer events took its place in the log");
@@ -585,6 +635,8 @@ mod tests {
         check("PATCH", "/api/v1/namespaces/shop/pods/a/status", Some(SiteWrite::Status));
         check("PATCH", "/api/v1/namespaces/shop/pods/a/status?dryRun=All", None);
         check("PATCH", "/api/v1/namespaces/shop/pods/a/status?%64ryRun=All", None);
+        check("PATCH", "/api/v1/namespaces/shop/pods/a/status?x;dryRun=All", None);
+        check("PATCH", "/api/v1/namespaces/shop/pods/a/status?timeout=10s", Some(SiteWrite::Status));
         check("DELETE", "/api/v1/namespaces/shop/pods/a", None);
         check(
             "PUT",
@@ -604,6 +656,18 @@ mod tests {
         }
         check("POST", "/api/v1/namespaces/shop/serviceaccounts/till/token", Some(SiteWrite::Token));
         check("POST", "/api/v1/namespaces/shop/secrets", None);
+    }
+
+    #[test]
+    fn no_time_of_a_caller_makes_the_api_server_seem_away() {
+        let check = |uri: &str, expected: Option<&str>| {
+            let found = without_timeout(&uri.parse().unwrap());
+            assert_eq!(found.map(|uri| uri.to_string()).as_deref(), expected, "{uri}");
+        };
+        check("/api/v1/nodes/n1/status", None);
+        check("/api/v1/nodes/n1/status?fieldManager=timeout", None);
+        check("/api/v1/nodes/n1/status?timeout=1ns", Some("/api/v1/nodes/n1/status?"));
+        check("/a?x=%20&%74imeout=1ns&timeout=2&y", Some("/a?x=%20&y"));
     }
 
     #[test]
@@ -628,6 +692,33 @@ mod tests {
         let other = json!({"metadata": {"uid": "w"}, "status": {}});
         assert_eq!(apply(StatusChange::Strategic(other)), Err(409));
         assert_eq!(already_exists(&pods, "a").message, "pods \"a\" already exists");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_bodies_of_a_caller_are_bounded_in_memory_and_time() {
+        use http_body_util::BodyExt;
+        let (limits, caller) = (CallerLimits::default(), LocalCaller::node("n1"));
+        let read = async |length: Option<usize>, body: ApiBody| {
+            let length = length.map(|length| (header::CONTENT_LENGTH, HeaderValue::from(length)));
+            let read = whole_body((&limits, &caller), &HeaderMap::from_iter(length), body).await;
+            read.map_err(|status| status.code)
+        };
+        let silent = || http_body_util::StreamBody::new(futures_util::stream::pending()).boxed_unsync();
+        assert_eq!(read(Some(10), silent()).await.err(), Some(408));
+        assert_eq!(read(Some(BODY_BYTES_MAX + 1), silent()).await.err(), Some(413));
+        assert_eq!(read(Some(3), full(Bytes::from_static(b"four"))).await.err(), Some(413));
+        let mut held = Vec::new();
+        let refused = loop {
+            match read(None, full(Bytes::from(vec![b'x'; BODY_BYTES_MAX]))).await {
+                Ok(read) if held.len() < 100 => held.push(read),
+                Ok(_) => panic!("there is no bound"),
+                Err(code) => break code,
+            }
+        };
+        assert_eq!((held.len(), refused), (10, 429), "they are held until their answers");
+        held.clear();
+        let (body, _) = read(None, full(Bytes::from_static(b"{}"))).await.unwrap();
+        assert_eq!(body, "{}");
     }
 
     #[test]

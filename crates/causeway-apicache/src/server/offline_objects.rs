@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use serde_json::Value;
 
 use super::handle::RequestContext;
-use super::offline::{already_exists, away, conflict, is_away, stands_in_path, whole_body};
+use super::offline::{already_exists, away, conflict, incoming, is_away, stands_in_path, whole_body};
 use super::pass::{PassError, full};
 use super::respond::{self, ApiBody};
 use crate::copy::CopyError;
@@ -48,12 +48,32 @@ pub fn is_listed(
         && path.subresource.is_none()
         && !is_special(query)
         && listed.contains(&resource)
+        && !is_reserved(&resource)
+}
+
+/// Resources that give rights: the API server alone decides about them, whatever the operator lists.
+fn is_reserved(resource: &ResourceName) -> bool {
+    resource.group == "rbac.authorization.k8s.io" || resource.group.is_empty() && resource.plural == "secrets"
+}
+
+/// Decides about a pod as a write leaves it. A kubelet of the site runs it at once, before any admission of the API server, so it is written by the
+/// node that runs it only.
+fn check_pod(node: Option<&str>, resource: &ResourceName, pod: &Value) -> Result<(), Status> {
+    let is_own = node.is_some_and(|node| pod["spec"]["nodeName"] == node);
+    match resource.group.is_empty() && resource.plural == "pods" && !is_own {
+        false => Ok(()),
+        true => {
+            let why = "without the API server a pod is written by the node that runs it only";
+            Err(Status { message: format!("{}: {why}", away().message), ..away() })
+        }
+    }
 }
 
 /// A dry run writes nothing. With a `timeout` of its own a caller could make the API server answer 504, as if it were away.
+/// `;` separates parameters in Go before 1.17.
 fn is_special(query: Option<&str>) -> bool {
-    let query = QueryParameters::parse(query);
-    query.has("dryRun") || query.has("timeout")
+    let parsed = QueryParameters::parse(query);
+    parsed.has("dryRun") || parsed.has("timeout") || query.is_some_and(|query| query.contains(';'))
 }
 
 /// One such request.
@@ -76,8 +96,9 @@ pub async fn write(
     path: &ResourcePath<'_>,
 ) -> Response<ApiBody> {
     let (head, body) = request.into_parts();
-    let body = match whole_body(body).await {
-        Ok(body) => body,
+    let read = whole_body((&context.limits, caller), &head.headers, incoming(body)).await;
+    let (body, _memory) = match read {
+        Ok(read) => read,
         Err(refused) => return respond::refusal(&refused),
     };
     let content_type = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
@@ -86,7 +107,7 @@ pub async fn write(
     // A write that waits in the log goes before a newer one of the same object.
     if asked.waiting().is_none() {
         let passed = Request::from_parts(head, full(asked.body.clone()));
-        match context.pass.forward(passed, caller).await {
+        match context.pass.forward(passed, (caller, &context.limits)).await {
             Ok(response) if !is_away(response.status()) => return asked.passed(response).await,
             Ok(_) => {}
             Err(PassError(status)) if status.code != 503 => return respond::refusal(&status),
@@ -144,11 +165,7 @@ impl ObjectRequest<'_> {
             status if status.is_success() => self.remember_right().await,
             // A right that was taken away is not used without the cloud either.
             StatusCode::FORBIDDEN => {
-                let named = self.question();
-                let every = AccessQuestion { name: String::new(), ..named.clone() };
-                for question in [named, every] {
-                    self.context.authorizer.remove_grant(self.caller, &question).await;
-                }
+                self.context.authorizer.remove_grant(self.caller, &self.question()).await;
             }
             _ => {}
         }
@@ -187,6 +204,7 @@ impl ObjectRequest<'_> {
     async fn create(&self) -> Answered {
         let body = json_body(&self.media, "application/json", &self.body)?;
         let (name, shown) = checked_new(body, self.path.namespace.unwrap_or_default())?;
+        check_pod(self.caller.node_name(), &self.resource(), &shown)?;
         let (key, path) = (self.key(&name), self.object_path(&name));
         let waiting = self.context.pending.find(PendingKind::Object, &path);
         match self.context.subscriptions.copied(&self.resource(), &key).await {
@@ -217,6 +235,9 @@ impl ObjectRequest<'_> {
         let body = json_body(&self.media, expected, &self.body)?;
         let changed = changed(&current, &self.method, &self.media, body)
             .map_err(|why| why.status(&self.resource(), name))?;
+        for state in [&current, &changed] {
+            check_pod(self.caller.node_name(), &self.resource(), state)?;
+        }
         let now = unix_now();
         self.log((&key, path), waiting.as_ref(), changed.to_string().into(), base, now).await?;
         let shown = mark(untyped(changed), now);
@@ -517,9 +538,43 @@ mod tests {
         check(Method::PATCH, &format!("{maps}/a?dryRun=All"), false);
         check(Method::PATCH, &format!("{maps}/a?%64ryRun=All"), false);
         check(Method::PUT, &format!("{maps}/a?timeout=1ns"), false);
+        check(Method::PUT, &format!("{maps}/a?x;dryRun=All"), false);
         check(Method::PUT, &format!("{maps}/a?fieldManager=timeout"), true);
         check(Method::PATCH, &format!("{maps}/a/status"), false);
         check(Method::POST, "/api/v1/namespaces/shop/secrets", false);
+    }
+
+    #[test]
+    fn what_gives_rights_is_not_written_without_the_api_server() {
+        let listed = [
+            ResourceName::new("", "v1", "secrets"),
+            ResourceName::new("rbac.authorization.k8s.io", "v1", "rolebindings"),
+            ResourceName::new("rbac.authorization.k8s.io", "v1", "clusterroles"),
+            ResourceName::new("example.org", "v1", "secrets"),
+        ];
+        let found = |path: &str| {
+            let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
+            let parsed = ResourcePath::parse(&segments).unwrap();
+            is_listed(&listed, &Method::POST, &parsed, None)
+        };
+        assert!(!found("/api/v1/namespaces/shop/secrets"));
+        assert!(!found("/apis/rbac.authorization.k8s.io/v1/namespaces/shop/rolebindings"));
+        assert!(!found("/apis/rbac.authorization.k8s.io/v1/clusterroles"));
+        assert!(found("/apis/example.org/v1/namespaces/shop/secrets"), "a custom resource of that name");
+    }
+
+    #[test]
+    fn a_pod_is_written_by_the_node_that_runs_it() {
+        let pods = ResourceName::new("", "v1", "pods");
+        let pod = json!({"spec": {"nodeName": "n1"}});
+        let code = |node: Option<&str>, resource: &ResourceName, pod: &Value| {
+            check_pod(node, resource, pod).map_err(|status| status.code)
+        };
+        assert_eq!(code(Some("n1"), &pods, &pod), Ok(()));
+        assert_eq!(code(None, &pods, &pod), Err(503), "a token");
+        assert_eq!(code(Some("n2"), &pods, &pod), Err(503), "another node");
+        assert_eq!(code(Some("n1"), &pods, &json!({"spec": {}})), Err(503), "a pod of no node");
+        assert_eq!(code(None, &ResourceName::new("", "v1", "configmaps"), &json!({})), Ok(()));
     }
 
     #[test]

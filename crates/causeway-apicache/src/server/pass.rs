@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use causeway_api::Status;
+use causeway_api::request::query::QueryParameters;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 
+use super::caller_limits::{CallerLimits, LimitedCaller};
 use super::respond::{ApiBody, BoxError};
 use crate::connector::CloudConnector;
 use crate::identity::LocalCaller;
@@ -47,7 +49,7 @@ impl Passthrough {
         self.0.is_connected()
     }
 
-    /// Sends a small request of the edge itself and reads the whole answer.
+    /// Sends a small request of the edge itself and reads the whole answer. One that is too long is empty.
     pub async fn ask(
         &self,
         method: Method,
@@ -78,20 +80,27 @@ impl Passthrough {
         }
         let response = self.exchange(request).await?;
         let code = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await.map_err(away)?;
-        Ok((code, body.to_bytes()))
+        match Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await {
+            Ok(body) => Ok((code, body.to_bytes())),
+            // The code tells the outcome. The same request would have the same answer again.
+            Err(error) if error.is::<LengthLimitError>() => Ok((code, Bytes::new())),
+            Err(error) => Err(away(error)),
+        }
     }
 
-    /// Passes a client's request, and an upgrade that follows.
+    /// Passes a client's request, and an upgrade that follows. It counts for its caller until its answer has ended.
     pub async fn forward<B>(
         &self,
         request: Request<B>,
-        caller: &LocalCaller,
+        (caller, limits): (&LocalCaller, &CallerLimits),
     ) -> Result<Response<ApiBody>, PassError>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        let passed_request = limits
+            .begin_passed(&LimitedCaller::of(caller))
+            .map_err(|_| PassError(too_many(request.uri().query())))?;
         let (mut head, body) = request.into_parts();
         let client = head.extensions.remove::<hyper::upgrade::OnUpgrade>();
         let upgrade = head.headers.get(header::UPGRADE).cloned();
@@ -113,13 +122,23 @@ impl Passthrough {
             && let Some(client) = client
         {
             let cloud = hyper::upgrade::on(&mut response);
-            tokio::spawn(tunnel(client, cloud));
+            tokio::spawn(async move {
+                tunnel(client, cloud).await;
+                drop(passed_request);
+            });
             return Ok(response.map(|_| full(Bytes::new())));
         }
         for name in [header::CONNECTION, header::TRANSFER_ENCODING] {
             response.headers_mut().remove(name);
         }
-        Ok(response.map(|body| body.map_err(boxed).boxed_unsync()))
+        Ok(response.map(|body| {
+            // The body owns the place until it is dropped.
+            let counted = body.map_err(boxed).map_frame(move |frame| {
+                let _ = &passed_request;
+                frame
+            });
+            counted.boxed_unsync()
+        }))
     }
 
     async fn exchange(&self, mut request: Request<ApiBody>) -> Result<Response<Incoming>, PassError> {
@@ -143,6 +162,15 @@ impl Passthrough {
                 }
             }
         }
+    }
+}
+
+/// The refusal of a caller that has too many requests at the API server. An informer takes 429 for a state that begins late, so a watch gets 503.
+fn too_many(query: Option<&str>) -> Status {
+    let why = "this caller has too many requests under way to the API server";
+    match QueryParameters::parse(query).flag("watch") {
+        Some(true) => Status::unavailable(why, 1),
+        _ => Status::too_many_requests(why, 1),
     }
 }
 
@@ -176,4 +204,38 @@ fn identify(headers: &mut HeaderMap, caller: &LocalCaller) -> Result<(), PassErr
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connector::TestCloud;
+
+    #[tokio::test]
+    async fn a_caller_has_its_place_until_the_answer_has_ended() {
+        let cloud = TestCloud::new(|_, _| Box::pin(std::future::ready((200, "{}".to_owned()))));
+        let (pass, limits) = (Passthrough(Arc::new(cloud)), CallerLimits::default());
+        let (greedy, other) = (LocalCaller::node("n1"), {
+            let user = crate::identity::UserInfo { username: "till".into(), ..Default::default() };
+            LocalCaller::from_token(user, "t")
+        });
+        let forward = async |caller: &LocalCaller, uri: &str| {
+            let request = Request::get(uri).body(full(Bytes::new())).unwrap();
+            pass.forward(request, (caller, &limits)).await.map_err(|PassError(status)| status.code)
+        };
+        let mut held = Vec::new();
+        let refused = loop {
+            match forward(&greedy, "/api/v1/pods").await {
+                Ok(response) if held.len() < 1_000 => held.push(response),
+                Ok(_) => panic!("there is no bound"),
+                Err(code) => break code,
+            }
+        };
+        assert_eq!((held.len(), refused), (256, 429));
+        assert_eq!(forward(&greedy, "/api/v1/pods?watch=1").await.err(), Some(503));
+        assert!(forward(&other, "/api/v1/pods").await.is_ok());
+        let body = held.pop().unwrap().into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body, "{}");
+        assert!(forward(&greedy, "/api/v1/pods").await.is_ok(), "an answer has ended");
+    }
 }

@@ -19,6 +19,7 @@ use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::caller_limits::{AnswerMemory, CallerLimits, LimitReached, LimitedCaller};
 use super::respond::{self, ApiBody, WatchLines};
@@ -32,6 +33,8 @@ use crate::kube_object::{self, KubeObject};
 const FRESH_WAIT: Duration = Duration::from_secs(3);
 // The API server ends watches after 30 to 60 minutes.
 const WATCH_DEFAULT: Duration = Duration::from_secs(1_800);
+// Clients ask for 5 to 10 minutes. A watch begins anew after this time, whatever its client asks for.
+const WATCH_TIME_MAX: Duration = Duration::from_secs(3_600);
 
 // A list has its objects, the body and its compressed form, measured with 24 MB of pods (`docs/edge-api.md`).
 const LIST_MEMORY: usize = 4;
@@ -197,6 +200,7 @@ impl LocalRead<'_> {
         &self,
         mut options: WatchOptions,
         stop: &CancellationToken,
+        rights: AbortOnDropHandle<()>,
     ) -> Result<Response<ApiBody>, ReadRefusal> {
         if let WatchStart::State { not_older_than, .. } = options.from {
             // A state that cannot be sent is refused before the header: an informer waits for its end.
@@ -217,7 +221,7 @@ impl LocalRead<'_> {
             }
             WatchStart::Now | WatchStart::After(_) => None,
         };
-        let after = options.timeout_seconds.map_or(WATCH_DEFAULT, Duration::from_secs);
+        let after = options.timeout_seconds.map_or(WATCH_DEFAULT, Duration::from_secs).min(WATCH_TIME_MAX);
         let ends = WatchEnds { after, stopped: stop.clone().cancelled_owned() };
         let format = WatchFormat { version: (), view: self.view, include: options.include };
         let context =
@@ -227,7 +231,7 @@ impl LocalRead<'_> {
             memory.shrink(self.collection.stats().held_bytes());
             memory
         });
-        let body = WatchLines::new(stream, self.collection.clone(), (counted, memory)).boxed_unsync();
+        let body = WatchLines::new(stream, self.collection.clone(), (counted, memory, rights)).boxed_unsync();
         let mut response = respond::json(StatusCode::OK, "");
         *response.body_mut() = body;
         Ok(response)

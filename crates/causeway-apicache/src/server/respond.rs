@@ -14,6 +14,7 @@ use http::{Response, StatusCode};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::caller_limits::{AnswerBody, AnswerMemory, CountedWatch};
 use crate::copy::collection::Collection;
@@ -97,6 +98,8 @@ pub struct WatchLines {
     stream: WatchStream<CollectionSource, ObjectRenderer>,
     collection: Arc<Collection>,
     _counted: CountedWatch,
+    /// Looks at the rights of the caller until the watch is dropped.
+    _rights: AbortOnDropHandle<()>,
     /// While the state that the watch begins with is not sent.
     memory: Option<AnswerMemory>,
 }
@@ -105,10 +108,10 @@ impl WatchLines {
     pub fn new(
         stream: WatchStream<CollectionSource, ObjectRenderer>,
         collection: Arc<Collection>,
-        (counted, memory): (CountedWatch, Option<AnswerMemory>),
+        (counted, memory, rights): (CountedWatch, Option<AnswerMemory>, AbortOnDropHandle<()>),
     ) -> WatchLines {
         collection.watchers.fetch_add(1, Ordering::Relaxed);
-        let mut lines = WatchLines { stream, collection, _counted: counted, memory };
+        let mut lines = WatchLines { stream, collection, _counted: counted, _rights: rights, memory };
         lines.free_memory();
         lines
     }

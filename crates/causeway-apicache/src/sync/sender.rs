@@ -85,6 +85,19 @@ const ENTRIES_MAX: usize = 1_000_000;
 // A namespace, a name, and what is between them.
 const KEY_BYTES_MAX: usize = 600;
 
+// An object in the map of the target and in the difference, beside its body, which all subscriptions share.
+const OBJECT_OVERHEAD_BYTES: usize = 256;
+
+impl SyncTarget {
+    /// The memory that the target takes until the copy has all of it.
+    pub fn held_bytes(&self) -> usize {
+        self.objects
+            .iter()
+            .map(|(key, object)| 2 * key.len() + object.uid.len() + OBJECT_OVERHEAD_BYTES)
+            .sum()
+    }
+}
+
 impl SyncSender {
     /// Continues after the revision of the copy; its changes are offered next.
     pub fn resume(description: Bytes, revision: Revision) -> SyncSender {
@@ -186,6 +199,11 @@ impl SyncSender {
     /// Returns true while the entries of a copy are held.
     pub fn is_described(&self) -> bool {
         matches!(self.stage, SenderStage::Keys { .. })
+    }
+
+    /// Returns true while objects of the cluster are held for the copy.
+    pub fn has_target(&self) -> bool {
+        !matches!(self.stage, SenderStage::Live)
     }
 
     /// Returns true if live changes can be offered now.

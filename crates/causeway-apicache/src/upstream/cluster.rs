@@ -65,6 +65,8 @@ pub struct ClusterClient {
     own: kube::Client,
     /// Presents no credential of its own.
     bare: kube::Client,
+    /// Bytes of one answer.
+    answer_bytes_max: usize,
     /// True: requests as a node name its group. Believed until the time; concurrent requests wait for one review.
     names_group: Arc<Mutex<Option<(Instant, bool)>>>,
 }
@@ -94,7 +96,13 @@ impl ClusterClient {
         config.read_timeout = None;
         let own = kube::Client::try_from(config.clone())?;
         config.auth_info = AuthInfo::default();
-        Ok(ClusterClient { own, bare: kube::Client::try_from(config)?, names_group: Arc::default() })
+        let bare = kube::Client::try_from(config)?;
+        Ok(ClusterClient { own, bare, answer_bytes_max: ANSWER_BYTES_MAX, names_group: Arc::default() })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_answer_bytes_max(&mut self, bytes_max: usize) {
+        self.answer_bytes_max = bytes_max;
     }
 
     /// Sends a request. The answer may be any status.
@@ -167,7 +175,7 @@ impl ClusterClient {
         response: Response<Body>,
     ) -> Result<Bytes, ClusterError> {
         let code = response.status();
-        let body = collect(response.into_body()).await?;
+        let body = collect(response.into_body(), self.answer_bytes_max).await?;
         let is_own = !matches!(identity, UpstreamIdentity::Token(_));
         match code {
             _ if code.is_success() => Ok(body),
@@ -208,13 +216,13 @@ pub fn status_of(code: StatusCode, body: &[u8]) -> Status {
     })
 }
 
-async fn collect(body: Body) -> Result<Bytes, ClusterError> {
-    let limited = http_body_util::Limited::new(body, ANSWER_BYTES_MAX);
+async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, ClusterError> {
+    let limited = http_body_util::Limited::new(body, bytes_max);
     match limited.collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) => Err(match error.downcast::<kube::Error>() {
             Ok(error) => ClusterError::Unreachable(*error),
-            Err(_) => ClusterError::TooLong(ANSWER_BYTES_MAX),
+            Err(_) => ClusterError::TooLong(bytes_max),
         }),
     }
 }

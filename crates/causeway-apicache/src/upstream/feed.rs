@@ -151,6 +151,22 @@ impl ResourceFeed {
         &self.name
     }
 
+    /// A feed that was listed, with the objects of these keys.
+    #[cfg(test)]
+    pub(crate) fn listed(description: ResourceDescription, keys: &[&str]) -> ResourceFeed {
+        let feed = ResourceFeed::new(description.name.clone());
+        let object = |key: &&str| KubeObject {
+            key: (*key).to_owned(),
+            uid: "u".into(),
+            revision: Revision(5),
+            body: Bytes::from_static(br#"{"metadata":{}}"#),
+            cells: Bytes::new(),
+        };
+        feed.take_list(Revision(7), keys.iter().map(object).collect());
+        feed.readiness.send_replace(FeedReadiness::Ready(Arc::new(description)));
+        feed
+    }
+
     /// Waits until the resource was listed once, or cannot be.
     pub async fn ready(&self) -> Result<Arc<ResourceDescription>, Status> {
         let mut readiness = self.readiness.subscribe();

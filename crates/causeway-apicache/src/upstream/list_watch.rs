@@ -133,10 +133,17 @@ pub async fn list(
 ) -> Result<(Revision, Vec<KubeObject>), ListWatchError> {
     let path = description.name.path();
     let mut objects = Vec::new();
-    let mut next = String::new();
+    let (mut next, mut limit) = (String::new(), PAGE);
     loop {
-        let query = format!("{path}?includeObject=Object&limit={PAGE}{next}");
-        let text = cluster.get(&UpstreamIdentity::Own, &query, TABLE).await?;
+        let query = format!("{path}?includeObject=Object&limit={limit}{next}");
+        let text = match cluster.get(&UpstreamIdentity::Own, &query, TABLE).await {
+            // Objects of the largest size: the same page with fewer of them.
+            Err(ClusterError::TooLong(_)) if limit > 1 => {
+                limit /= 2;
+                continue;
+            }
+            answer => answer?,
+        };
         let page: ListPage<'_> = serde_json::from_slice(&text)?;
         if let Some(columns) = page.column_definitions {
             description.columns = columns.get().to_owned();
@@ -335,6 +342,64 @@ mod tests {
         assert!(read(gone).unwrap_err().is_expired());
         assert_eq!(read("\n").unwrap(), None);
         assert!(read("{").is_err());
+    }
+
+    /// Starts an API server with five ConfigMaps of about a thousand bytes, read in pages.
+    async fn api_server() -> std::net::SocketAddr {
+        use causeway_api::request::query::QueryParameters;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let answer = |request: Request<hyper::body::Incoming>| {
+            let query = QueryParameters::parse(request.uri().query());
+            let number = |name: &str| query.one(name).and_then(|text| text.parse().ok()).unwrap_or(0);
+            let (begin, limit): (usize, usize) = (number("continue"), number("limit"));
+            let end = (begin + limit).min(5);
+            let object = |number: usize| {
+                let (name, revision) = (format!("m{number}"), (number + 1).to_string());
+                serde_json::json!({"metadata": {"name": name, "namespace": "shop", "uid": name, "resourceVersion": revision},
+                    "data": {"x": "x".repeat(1_000)}})
+            };
+            let next = if end < 5 { end.to_string() } else { String::new() };
+            let page = serde_json::json!({"kind": "ConfigMapList", "metadata": {"resourceVersion": "9", "continue": next},
+                "items": (begin..end).map(object).collect::<Vec<_>>()});
+            let response = http::Response::new(http_body_util::Full::new(Bytes::from(page.to_string())));
+            std::future::ready(Ok::<_, std::convert::Infallible>(response))
+        };
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let service = hyper::service::service_fn(answer);
+                let stream = hyper_util::rt::TokioIo::new(stream);
+                tokio::spawn(async move {
+                    let connection = hyper::server::conn::http1::Builder::new();
+                    let _ = connection.serve_connection(stream, service).await;
+                });
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn objects_of_the_largest_size_are_read_in_smaller_pages() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        let text = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", api_server().await)}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        });
+        std::fs::write(&path, text.to_string()).unwrap();
+        let mut cluster = ClusterClient::open(&path).await.unwrap();
+        cluster.set_answer_bytes_max(3_000);
+        let (revision, objects) = list(&cluster, &mut description()).await.unwrap();
+        let keys: Vec<&str> = objects.iter().map(|object| object.key.as_str()).collect();
+        assert_eq!(
+            (revision, keys),
+            (Revision(9), vec!["shop/m0", "shop/m1", "shop/m2", "shop/m3", "shop/m4"])
+        );
+        cluster.set_answer_bytes_max(500);
+        let refused = list(&cluster, &mut description()).await;
+        assert!(matches!(refused, Err(ListWatchError::Cluster(ClusterError::TooLong(500)))), "one object");
     }
 
     #[test]

@@ -39,8 +39,9 @@ const BODY_TIME_MAX: Duration = Duration::from_secs(60);
 // The head of a request; tokens of Kubernetes have about a thousand bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const TOKEN_BYTES_MAX: usize = 16 << 10;
-// Fields of a connection (RFC 9110, section 7.6.1), and those that name a caller to an API server behind a proxy.
-const DROPPED: [&str; 9] = [
+// Fields of a connection (RFC 9110, section 7.6.1), those that name a caller to an API server behind a proxy, and the context of a trace: an API
+// server with tracing records each request whose parent is sampled, whatever its ratio.
+const DROPPED: [&str; 12] = [
     "connection",
     "keep-alive",
     "proxy-authenticate",
@@ -50,6 +51,9 @@ const DROPPED: [&str; 9] = [
     "transfer-encoding",
     "host",
     "x-causeway-node",
+    "traceparent",
+    "tracestate",
+    "baggage",
 ];
 
 pub type PassedBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
@@ -96,6 +100,10 @@ async fn pass(
     request: Request<Incoming>,
 ) -> Result<Response<PassedBody>, Status> {
     let identity = identity(upstream, site, request.headers()).await?;
+    if matches!(identity, UpstreamIdentity::Token(_)) && !counted.count_token() {
+        let full = "the site has too many requests with tokens under way to the API server";
+        return Err(Status::too_many_requests(full, 1));
+    }
     let upgrade = request.headers().get(header::UPGRADE).cloned();
     let (mut head, body) = request.into_parts();
     let client = upgrade.as_ref().and_then(|_| head.extensions.remove::<hyper::upgrade::OnUpgrade>());
@@ -350,6 +358,9 @@ mod tests {
                 "impersonate-user",
                 "x-remote-user",
                 "x-causeway-node",
+                "traceparent",
+                "tracestate",
+                "baggage",
                 "accept",
                 "upgrade",
             ];

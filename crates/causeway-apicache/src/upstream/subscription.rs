@@ -30,6 +30,10 @@ use crate::sync::wire::{
 const SUBSCRIBE_DEADLINE: Duration = Duration::from_secs(10);
 // The first list of a large resource.
 const READY_DEADLINE: Duration = Duration::from_secs(60);
+// A snapshot keeps old versions of objects in memory. An edge that takes it in answers each message within a round trip and a commit to its disk.
+const SNAPSHOT_SILENCE_MAX: Duration = Duration::from_secs(60);
+// A copy of 50 MB over a link of 125 kbit/s.
+const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(3_600);
 // Pins and nodes of the site are checked again at this interval; decisions of the API server are held.
 const RECHECK: Duration = Duration::from_secs(60);
 // Progress without changes is told at most this often: idle links stay quiet.
@@ -53,6 +57,8 @@ pub enum SubscriptionError {
     Unexpected(#[from] crate::sync::sender::UnexpectedMessage),
     #[error("the edge did not subscribe")]
     Silent,
+    #[error("the edge has not taken in the snapshot of its subscription in time")]
+    Slow,
     #[error(
         "the subscriptions of the site describe more objects at the same time than the cloud holds for one site"
     )]
@@ -63,7 +69,7 @@ pub enum SubscriptionError {
 pub async fn serve<S>(
     upstream: &Upstream,
     site: &str,
-    memory: &SiteMemory,
+    (memory, snapshots): (&SiteMemory, &SiteMemory),
     stream: S,
 ) -> Result<(), SubscriptionError>
 where
@@ -84,6 +90,7 @@ where
     let Some(lease) = upstream.feeds.lease(site, &session.scope.resource) else {
         return refuse(&mut send, &Status::unavailable("the cloud follows too many resources", 60)).await;
     };
+    let memory = (memory, snapshots);
     session.run((upstream, &mut held), (&lease.feed, memory), &mut reader, &mut send).await
 }
 
@@ -176,19 +183,21 @@ impl SubscriptionSession {
     async fn run<S: AsyncRead + AsyncWrite + Send>(
         &self,
         decisions: (&Upstream, &mut Vec<HeldDecision>),
-        (feed, memory): (&ResourceFeed, &SiteMemory),
+        (feed, (memory, snapshots)): (&ResourceFeed, (&SiteMemory, &SiteMemory)),
         reader: &mut MessageReader<ReadHalf<S>>,
         send: &mut WriteHalf<S>,
     ) -> Result<(), SubscriptionError> {
-        let (sender, follower, selector) = match self.open(feed).await {
+        let (sender, follower, selector, snapshot) = match self.open(feed, snapshots).await {
             Ok(opened) => opened,
             Err(status) => {
                 return refuse(send, &status).await;
             }
         };
         let deltas = self.subscribe.deltas;
+        let snapshot = snapshot.map(HeldSnapshot::new);
+        let held = Vec::new();
         let mut driver =
-            SubscriptionDriver { sender, follower, selector, deltas, feed, memory, held: Vec::new() };
+            SubscriptionDriver { sender, follower, selector, deltas, feed, memory, held, snapshot };
         driver.drive(self, decisions, reader, send).await
     }
 
@@ -196,7 +205,8 @@ impl SubscriptionSession {
     async fn open(
         &self,
         feed: &ResourceFeed,
-    ) -> Result<(SyncSender, Follower<FeedChange>, Selector), Status> {
+        snapshots: &SiteMemory,
+    ) -> Result<(SyncSender, Follower<FeedChange>, Selector, Option<OwnedSemaphorePermit>), Status> {
         let ready = timeout(READY_DEADLINE, feed.ready()).await;
         let description: Arc<ResourceDescription> =
             ready.map_err(|_| Status::timeout("the resource is not listed yet", 5))??;
@@ -208,16 +218,61 @@ impl SubscriptionSession {
         let selector = Selector::parse(description.definition(), &self.scope.label_selector, &fields)
             .map_err(Status::bad_request)?;
         let text = serde_json::to_vec(&*description).map_err(Status::internal)?.into();
-        let start = feed.start(&selector, Revision(self.subscribe.revision));
-        let start = start.ok_or_else(|| Status::unavailable("the resource is not listed yet", 1))?;
-        Ok(match start {
-            FeedStart::Resumed(follower) => {
-                (SyncSender::resume(text, Revision(self.subscribe.revision)), follower, selector)
+        let revision = Revision(self.subscribe.revision);
+        let started = timeout(READY_DEADLINE, counted_start(feed, snapshots, (&selector, revision))).await;
+        let full =
+            "the snapshots of the site's subscriptions take more memory than the cloud holds for one site";
+        Ok(match started.map_err(|_| Status::unavailable(full, 5))?? {
+            (FeedStart::Resumed(follower), _) => {
+                (SyncSender::resume(text, revision), follower, selector, None)
             }
-            FeedStart::Snapshot(target, follower) => {
-                (SyncSender::compare(text, &self.subscribe, target), follower, selector)
+            (FeedStart::Snapshot(target, follower), held) => {
+                (SyncSender::compare(text, &self.subscribe, target), follower, selector, held)
             }
         })
+    }
+}
+
+/// Begins a subscription; a snapshot counts as memory of its site. Without room nothing is held while it is waited for.
+async fn counted_start(
+    feed: &ResourceFeed,
+    snapshots: &SiteMemory,
+    (selector, revision): (&Selector, Revision),
+) -> Result<(FeedStart, Option<OwnedSemaphorePermit>), Status> {
+    // The size is known when there is a snapshot, so one that finds no room is made again.
+    let mut taken: Option<(usize, OwnedSemaphorePermit)> = None;
+    loop {
+        let start = feed.start(selector, revision);
+        let start = start.ok_or_else(|| Status::unavailable("the resource is not listed yet", 1))?;
+        let FeedStart::Snapshot(target, _) = &start else { return Ok((start, None)) };
+        let bytes = target.held_bytes();
+        match taken.take() {
+            Some((room, held)) if room >= bytes => return Ok((start, Some(held))),
+            _ => {}
+        }
+        if let Some(held) = snapshots.try_take(bytes) {
+            return Ok((start, Some(held)));
+        }
+        drop(start);
+        taken = snapshots.take(bytes).await.map(|held| (bytes, held));
+    }
+}
+
+/// The snapshot with which a copy is compared, until the copy has all of it.
+struct HeldSnapshot {
+    _memory: OwnedSemaphorePermit,
+    ends_at: Instant,
+    silent_at: Instant,
+}
+
+impl HeldSnapshot {
+    fn new(memory: OwnedSemaphorePermit) -> HeldSnapshot {
+        let now = Instant::now();
+        HeldSnapshot {
+            _memory: memory,
+            ends_at: now + SNAPSHOT_TIME_MAX,
+            silent_at: now + SNAPSHOT_SILENCE_MAX,
+        }
     }
 }
 
@@ -231,6 +286,7 @@ struct SubscriptionDriver<'a> {
     memory: &'a SiteMemory,
     /// The part of the memory that the described copy takes.
     held: Vec<OwnedSemaphorePermit>,
+    snapshot: Option<HeldSnapshot>,
 }
 
 impl SubscriptionDriver<'_> {
@@ -249,7 +305,14 @@ impl SubscriptionDriver<'_> {
         revisions.mark_changed();
         loop {
             while let Some(message) = self.sender.next_message() {
-                frames::write(send, &CloudSyncMessage::from(message)).await?;
+                let message = CloudSyncMessage::from(message);
+                tokio::select! {
+                    written = frames::write(send, &message) => written?,
+                    () = until_slow(self.snapshot.as_ref()) => return Err(SubscriptionError::Slow),
+                }
+            }
+            if !self.sender.has_target() {
+                self.snapshot = None;
             }
             let has_room = self.sender.has_room();
             tokio::select! {
@@ -259,6 +322,7 @@ impl SubscriptionDriver<'_> {
                     // A message of a newer edge.
                     Some(EdgeSyncMessage { body: None }) => {}
                 },
+                () = until_slow(self.snapshot.as_ref()) => return Err(SubscriptionError::Slow),
                 changes = next_changes(&mut self.follower), if has_room => match changes {
                     Some(changes) => self.offer(&changes),
                     // The subscription was too slow, or the feed began anew: the edge compares its copy.
@@ -288,6 +352,9 @@ impl SubscriptionDriver<'_> {
             self.held.push(self.memory.try_take(bytes).ok_or(SubscriptionError::NoMemory)?);
         }
         self.sender.handle(body)?;
+        if let Some(snapshot) = &mut self.snapshot {
+            snapshot.silent_at = Instant::now() + SNAPSHOT_SILENCE_MAX;
+        }
         if !self.sender.is_described() {
             self.held.clear();
         }
@@ -304,6 +371,14 @@ impl SubscriptionDriver<'_> {
         if !scoped.is_empty() {
             self.sender.offer(scoped, last);
         }
+    }
+}
+
+/// Resolves when an edge has not taken in its snapshot in time; never without a snapshot.
+async fn until_slow(snapshot: Option<&HeldSnapshot>) {
+    match snapshot {
+        Some(snapshot) => tokio::time::sleep_until(snapshot.silent_at.min(snapshot.ends_at)).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -417,6 +492,7 @@ mod tests {
                 feed: &feed,
                 memory: &memory,
                 held: Vec::new(),
+                snapshot: None,
             }
         };
         let keys = |count: usize, more: bool| {
@@ -434,5 +510,75 @@ mod tests {
         let long = KeyEntry { key: "x".repeat(10_000), digest: 1 };
         let long = EdgeSyncBody::Keys(BucketKeys { entries: vec![long], more: true });
         assert!(third.handle(long).is_err(), "no object has such a key");
+    }
+
+    fn nodes(keys: &[&str]) -> ResourceFeed {
+        let description = ResourceDescription {
+            name: ResourceName::new("", "v1", "nodes"),
+            kind: "Node".into(),
+            list_kind: "NodeList".into(),
+            is_namespaced: false,
+            columns: "[]".into(),
+        };
+        ResourceFeed::listed(description, keys)
+    }
+
+    /// A session of a site that has no copy.
+    fn pinned_session() -> SubscriptionSession {
+        let scope = SubscriptionScope::all(ResourceName::new("", "v1", "nodes"));
+        let subscribe = Subscribe { version: "v1".into(), plural: "nodes".into(), ..Subscribe::default() };
+        SubscriptionSession { site: "oslo".into(), subscribe, scope, identity: None }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_snapshot_takes_the_memory_of_its_site() {
+        let key = "n".repeat(400);
+        let (feed, snapshots, session) = (nodes(&[&key]), SiteMemory::new(3), pinned_session());
+        let open = async || session.open(&feed, &snapshots).await.map_err(|status| status.code);
+        let first = open().await.unwrap_or_else(|code| panic!("refused: {code}"));
+        assert!(first.3.is_some());
+        assert_eq!(open().await.err(), Some(503), "there is no room for another one");
+        drop(first);
+        assert!(open().await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_edge_that_leaves_a_snapshot_is_cut_off() {
+        let (upstream, _) = Upstream::for_tests().await;
+        let (feed, memory, snapshots, session) =
+            (nodes(&["n1"]), SiteMemory::new(64), SiteMemory::new(64), pinned_session());
+        // One that reads nothing, and one that reads and answers nothing.
+        for bytes in [1, 64 << 10] {
+            let (near, far) = tokio::io::duplex(bytes);
+            let mut subscribe = pinned_session();
+            subscribe.subscribe.objects = 10;
+            let session = if bytes == 1 { &session } else { &subscribe };
+            let (recv, mut send) = tokio::io::split(far);
+            let mut reader = MessageReader::new(recv, 1 << 20);
+            let mut held = Vec::new();
+            let memory = (&memory, &snapshots);
+            let ended = timeout(
+                SNAPSHOT_SILENCE_MAX * 2,
+                session.run((&upstream, &mut held), (&feed, memory), &mut reader, &mut send),
+            );
+            assert!(matches!(ended.await, Ok(Err(SubscriptionError::Slow))), "{bytes}");
+            assert!(snapshots.try_take(64 << 10).is_some(), "the memory is free again");
+            drop(near);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_that_is_complete_may_be_silent() {
+        let (upstream, _) = Upstream::for_tests().await;
+        let (feed, memory, snapshots, session) =
+            (nodes(&["n1"]), SiteMemory::new(64), SiteMemory::new(64), pinned_session());
+        let (_near, far) = tokio::io::duplex(64 << 10);
+        let (recv, mut send) = tokio::io::split(far);
+        let mut reader = MessageReader::new(recv, 1 << 20);
+        let mut held = Vec::new();
+        // The whole copy is on its way at once, so nothing is held for it.
+        let running =
+            session.run((&upstream, &mut held), (&feed, (&memory, &snapshots)), &mut reader, &mut send);
+        assert!(timeout(SNAPSHOT_SILENCE_MAX * 3, running).await.is_err());
     }
 }
