@@ -558,6 +558,14 @@ impl SendStream {
             SendInner::Tcp(send) => send.write_chunk(data).await,
         }
     }
+
+    /// Writes all of `chunks` and leaves the list empty: as `write_chunk` for each, at the cost of one.
+    pub async fn write_chunks(&mut self, chunks: &mut Vec<Bytes>) -> io::Result<()> {
+        match &mut self.0 {
+            SendInner::Quic(send) => send.write_chunks(chunks).await,
+            SendInner::Tcp(send) => send.write_chunks(chunks).await,
+        }
+    }
 }
 
 impl AsyncWrite for SendStream {
@@ -635,6 +643,15 @@ impl RecvStream {
         match &mut self.0 {
             RecvInner::Quic(recv) => recv.read_chunk(bytes_max).await,
             RecvInner::Tcp(recv) => recv.read_chunk(bytes_max).await,
+        }
+    }
+
+    /// Waits for bytes and adds those that have arrived to `chunks`, about `bytes_max` at most, without a copy where the
+    /// transport supports it. Returns false at the end. Cancel-safe.
+    pub async fn read_chunks(&mut self, chunks: &mut Vec<Bytes>, bytes_max: usize) -> io::Result<bool> {
+        match &mut self.0 {
+            RecvInner::Quic(recv) => recv.read_chunks(chunks, bytes_max).await,
+            RecvInner::Tcp(recv) => recv.read_chunks(chunks, bytes_max).await,
         }
     }
 }

@@ -116,7 +116,13 @@ impl QuicLink {
         }
     }
 
-    /// The I/O thread of the link, once it has carried a stream beside the control stream.
+    fn note_stream(&self, header: &StreamHeader) {
+        if is_traffic(header.purpose()) {
+            self.begin_traffic();
+        }
+    }
+
+    /// The I/O thread of the link, once it has carried a stream with traffic.
     pub fn runtime(&self) -> Option<&Handle> {
         self.0.counters.driver.runtime()
     }
@@ -134,7 +140,7 @@ impl QuicLink {
 
     pub async fn open_stream(&self, header: StreamHeader) -> Result<Stream, StreamError> {
         let bytes = header.encode_prefixed()?;
-        self.begin_traffic();
+        self.note_stream(&header);
         let opened = self.0.connection.open_bi().await;
         let (send, recv) = opened.map_err(|error| self.0.link_closed(&error))?;
         let open = OpenStreamGuard::new(self.0.counters.clone(), false);
@@ -156,9 +162,9 @@ impl QuicLink {
             tokio::select! {
                 biased;
                 Some(stream) = incoming.next(), if !incoming.is_empty() => {
-                    if let Some(stream) = stream {
-                        self.begin_traffic();
-                        return Ok(stream);
+                    if let Some((header, stream)) = stream {
+                        self.note_stream(&header);
+                        return Ok((header, stream));
                     }
                 }
                 accepted = inner.connection.accept_bi(), if incoming.len() < INCOMING_STREAMS_MAX => {
@@ -277,6 +283,21 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.close(CloseReason::new(CloseCode::Done, ""));
+    }
+}
+
+/// Returns whether streams of this purpose move the link to an I/O thread. Control streams do not, nor do the single questions
+/// of the doctor and of replicas: every idle link has those.
+fn is_traffic(purpose: Option<StreamPurpose>) -> bool {
+    match purpose {
+        Some(StreamPurpose::Control | StreamPurpose::Diagnose | StreamPurpose::Api) | None => false,
+        Some(
+            StreamPurpose::Probe
+            | StreamPurpose::Service
+            | StreamPurpose::Node
+            | StreamPurpose::Packets
+            | StreamPurpose::Kubernetes,
+        ) => true,
     }
 }
 

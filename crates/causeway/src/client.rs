@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::output;
-pub use failure::CallError;
+pub use failure::{CallError, RefusalKind};
 
 /// Time limit to connect to the API server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -102,7 +102,7 @@ impl ApiClient {
     pub async fn find(&self, path: &str) -> Result<Option<Value>, CallError> {
         match self.get(path).await {
             Ok(value) => Ok(Some(value)),
-            Err(CallError::Refused { status, .. }) if status.is_missing_object() => Ok(None),
+            Err(CallError::Refused { status, .. }) if status.kind == RefusalKind::MissingObject => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -14,10 +14,11 @@ mod udp;
 mod tests;
 
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
+use causeway_api::sync::MutexExt;
 use tokio::sync::watch;
 
 pub use faults::{Direction, Faults};
@@ -170,7 +171,7 @@ impl Control {
             Direction::Up => &self.up,
             Direction::Down => &self.down,
         };
-        line.lock().unwrap_or_else(PoisonError::into_inner)
+        line.lock_ignoring_poison()
     }
 }
 

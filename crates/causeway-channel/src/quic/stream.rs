@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use quinn::{ReadError, VarInt, WriteError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Handle;
@@ -58,6 +59,13 @@ impl QuicSend {
     pub async fn write_chunk(&mut self, data: Bytes) -> io::Result<()> {
         io_thread::note(1, data.len());
         self.send.write_chunk(data).await.map_err(write_error)
+    }
+
+    pub async fn write_chunks(&mut self, chunks: &mut Vec<Bytes>) -> io::Result<()> {
+        io_thread::note(chunks.len(), chunks.iter().map(Bytes::len).sum());
+        let written = self.send.write_all_chunks(chunks).await.map_err(write_error);
+        chunks.clear();
+        written
     }
 }
 
@@ -136,7 +144,33 @@ impl QuicRecv {
             Err(error) => Err(read_error(error)),
         }
     }
+
+    pub async fn read_chunks(&mut self, chunks: &mut Vec<Bytes>, bytes_max: usize) -> io::Result<bool> {
+        let Some(first) = self.read_chunk(bytes_max).await? else { return Ok(false) };
+        let length = first.len();
+        chunks.push(first);
+        // quinn returns one packet at a time, or as many as it is asked for under one lock. Later ones are about as large
+        // as the first. A smaller one is nearly always the last one available.
+        let more = bytes_max.saturating_sub(length) / length.max(PACKET_BYTES_MIN);
+        if length < PACKET_BYTES_MIN || more == 0 {
+            return Ok(true);
+        }
+        let mut packets = [const { Bytes::new() }; PACKETS_MAX];
+        let packets = &mut packets[..more.min(PACKETS_MAX)];
+        // An end or an error is reported again by the next read.
+        if let Some(Ok(Some(count))) = self.recv.read_chunks(packets).now_or_never() {
+            let packets = &mut packets[..count];
+            io_thread::note(count, packets.iter().map(Bytes::len).sum());
+            chunks.extend(packets.iter_mut().map(std::mem::take));
+        }
+        Ok(true)
+    }
 }
+
+/// Packets that one read takes beside the first: 64 KiB of the smallest.
+const PACKETS_MAX: usize = 48;
+/// A chunk smaller than the smallest QUIC packet is nearly always the last one available.
+const PACKET_BYTES_MIN: usize = 1024;
 
 impl AsyncRead for QuicRecv {
     fn poll_read(

@@ -48,6 +48,17 @@ impl TcpSend {
         }
         Ok(())
     }
+
+    pub async fn write_chunks(&mut self, chunks: &mut Vec<Bytes>) -> io::Result<()> {
+        while !chunks.is_empty() {
+            poll_fn(|context| {
+                self.shared.with(|mux| mux.poll_write_chunks(self.id, chunks, context.waker()))
+            })
+            .await
+            .map_err(writing)?;
+        }
+        Ok(())
+    }
 }
 
 impl AsyncWrite for TcpSend {
@@ -93,6 +104,22 @@ impl TcpRecv {
         .await
         .map_err(reading)?;
         Ok(chunk.flatten())
+    }
+
+    pub async fn read_chunks(&mut self, chunks: &mut Vec<Bytes>, bytes_max: usize) -> io::Result<bool> {
+        let read = poll_fn(|context| {
+            let take = |queue: &mut ByteQueue| {
+                let mut left = bytes_max;
+                while let Some(piece) = queue.pop(left).filter(|piece| !piece.is_empty()) {
+                    left -= piece.len();
+                    chunks.push(piece);
+                }
+            };
+            self.shared.with(|mux| mux.poll_read(self.id, context.waker(), Instant::now, take))
+        })
+        .await
+        .map_err(reading)?;
+        Ok(read.is_some())
     }
 }
 

@@ -5,6 +5,7 @@
 mod battery;
 mod budget;
 mod busy;
+mod chunks;
 mod dial;
 mod flows;
 mod idle;

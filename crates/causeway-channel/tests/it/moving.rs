@@ -1,18 +1,21 @@
-//! Features of QUIC alone: migration to another address, and fast detection of a restarted cloud.
+//! Features of QUIC alone: migration to another address, the move to an I/O thread, and fast detection of a restarted cloud.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use causeway_channel::link::{CHANNEL_ALPN, CloseCode, ClosedBy, Link, StreamHeader, StreamPurpose};
+use causeway_channel::io_thread;
+use causeway_channel::link::{
+    CHANNEL_ALPN, CloseCode, ClosedBy, Link, LinkSide, StreamHeader, StreamPurpose, Transport,
+};
 use causeway_channel::port::{ChannelPort, IncomingLink, PortLimits};
 use causeway_channel::quic::{EndpointKeys, QuicClient, QuicOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use crate::stage::{Authority, Stage, within};
+use crate::stage::{Authority, Stage, eventually, within};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn open_streams_survive_a_change_of_address() {
@@ -33,6 +36,57 @@ async fn open_streams_survive_a_change_of_address() {
         within(opened.read_exact(&mut bytes)).await.unwrap();
         assert_ne!(cloud.remote_address(), before, "it is seen elsewhere");
     }
+}
+
+/// Opens a stream from one end and sends a byte each way.
+async fn exchange(from: &Link, to: &Link, purpose: StreamPurpose) {
+    let mut opened = within(from.open_stream(StreamHeader::new(purpose))).await.unwrap();
+    opened.write_all(b"a").await.unwrap();
+    let (header, mut accepted) = within(to.accept_stream()).await.unwrap();
+    assert_eq!(header.purpose(), Some(purpose));
+    assert_eq!(within(accepted.read_u8()).await.unwrap(), b'a');
+    accepted.write_all(b"b").await.unwrap();
+    assert_eq!(within(opened.read_u8()).await.unwrap(), b'b');
+}
+
+/// Tasks on all I/O threads.
+fn io_tasks() -> usize {
+    io_thread::started().iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_moves_to_an_io_thread_with_its_first_service_stream_and_not_before() {
+    // Every thread has its own task, so all of them are started before tasks are counted.
+    for _ in 0..std::thread::available_parallelism().unwrap().get() {
+        io_thread::choose(LinkSide::Accepted).unwrap();
+    }
+    let mut stage = Stage::new().await;
+    let pair = stage.pair(Transport::Quic).await;
+    for purpose in [StreamPurpose::Control, StreamPurpose::Diagnose, StreamPurpose::Api] {
+        exchange(&pair.edge, &pair.cloud, purpose).await;
+        exchange(&pair.cloud, &pair.edge, purpose).await;
+        assert!(pair.cloud.runtime().is_none(), "{purpose:?} moves an idle link");
+    }
+    let before = io_tasks();
+    exchange(&pair.edge, &pair.cloud, StreamPurpose::Service).await;
+    let runtime = pair.cloud.runtime().expect("a link with traffic has an I/O thread");
+    assert!(runtime.spawn(async { io_thread::current() }).await.unwrap().is_some());
+    // The task of quinn follows with its next packet.
+    exchange(&pair.edge, &pair.cloud, StreamPurpose::Service).await;
+    eventually("the connection is driven by the I/O thread", || io_tasks() == before + 1).await;
+    // It stays there, and streams of either end go on.
+    for purpose in [StreamPurpose::Control, StreamPurpose::Service] {
+        exchange(&pair.cloud, &pair.edge, purpose).await;
+        assert_eq!(pair.cloud.runtime().map(|runtime| runtime.id()), Some(runtime.id()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_stream_that_the_cloud_opens_moves_the_link_too() {
+    let mut stage = Stage::new().await;
+    let pair = stage.pair(Transport::Quic).await;
+    exchange(&pair.cloud, &pair.edge, StreamPurpose::Service).await;
+    assert!(pair.cloud.runtime().is_some());
 }
 
 /// A port in a runtime of its own, so that it can be ended as by kill -9: nothing is sent any more.

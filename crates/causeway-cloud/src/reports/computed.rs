@@ -229,32 +229,54 @@ fn reports_of<'a>(
 /// not exist is not made to say that all is well.
 fn backends_answer(before: Option<&Condition>, reports: &[BackendReport<'_>]) -> Option<ComputedCondition> {
     let outages = reports.iter().filter_map(|report| Some((&report.reporter, report.outage?)));
-    let computed = |status, reason, message: String| {
-        Some(ComputedCondition::new(BACKENDS_ANSWER, status, reason, bounded(&message)))
+    let computed = |status, reason: BackendsReason, message: String| {
+        Some(ComputedCondition::new(BACKENDS_ANSWER, status, reason.as_str(), bounded(&message)))
     };
     match outages.min_by_key(|(_, outage)| outage.up > 0) {
         Some((reporter, BackendOutage { up: 0, why, denied, .. })) => {
-            let reason = if *denied { "BackendDenied" } else { "BackendDown" };
+            let reason = if *denied { BackendsReason::BackendDenied } else { BackendsReason::BackendDown };
             computed(ConditionStatus::False, reason, format!("{reporter} reaches no backend; {why}"))
         }
         Some((reporter, BackendOutage { up, of, why, .. })) => {
             let out = of.saturating_sub(*up);
             let message = format!("{reporter} leaves out {out} of {of} backends; {why}");
-            computed(ConditionStatus::True, "BackendsLeftOut", message)
+            computed(ConditionStatus::True, BackendsReason::BackendsLeftOut, message)
         }
-        None if before.is_none_or(is_well) => None,
+        None if before.is_none_or(|before| all_answer().is_shown(Some(before))) => None,
         None if reports.is_empty() => {
             let message = "the gateway of the service has not reported on its backends yet";
-            computed(ConditionStatus::Unknown, "NotReported", message.to_owned())
+            computed(ConditionStatus::Unknown, BackendsReason::NotReported, message.to_owned())
         }
-        None => computed(ConditionStatus::True, "BackendsAnswer", String::new()),
+        None => Some(all_answer()),
     }
 }
 
-fn is_well(condition: &Condition) -> bool {
-    condition.status == ConditionStatus::True
-        && condition.reason == "BackendsAnswer"
-        && condition.message.is_empty()
+/// The condition of a service of which every backend responds.
+fn all_answer() -> ComputedCondition {
+    let reason = BackendsReason::BackendsAnswer.as_str();
+    ComputedCondition::new(BACKENDS_ANSWER, ConditionStatus::True, reason, String::new())
+}
+
+/// The reasons of the condition `BackendsAnswer`.
+#[derive(Clone, Copy)]
+enum BackendsReason {
+    BackendsAnswer,
+    BackendsLeftOut,
+    BackendDown,
+    BackendDenied,
+    NotReported,
+}
+
+impl BackendsReason {
+    fn as_str(self) -> &'static str {
+        match self {
+            BackendsReason::BackendsAnswer => "BackendsAnswer",
+            BackendsReason::BackendsLeftOut => "BackendsLeftOut",
+            BackendsReason::BackendDown => "BackendDown",
+            BackendsReason::BackendDenied => "BackendDenied",
+            BackendsReason::NotReported => "NotReported",
+        }
+    }
 }
 
 fn bounded(message: &str) -> String {

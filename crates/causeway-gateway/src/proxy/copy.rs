@@ -28,10 +28,8 @@ use crate::limits::ByteDirection;
 
 /// Bytes copied in one turn at most: a good write to a socket, and small against the window of a stream.
 const TURN_BYTES: usize = 64 << 10;
-/// Chunks in one write. A QUIC stream returns one packet at a time.
+/// Chunks in one write to a socket. A QUIC stream returns one packet at a time.
 const TURN_CHUNKS: usize = 48;
-/// A chunk smaller than the smallest QUIC packet is nearly always the last one available.
-const PACKET_BYTES_MIN: usize = 1024;
 /// Read buffer of a connection with little traffic.
 const READ_BYTES_MIN: usize = 4 << 10;
 /// Time without progress on a stream after which the keeper of the link is told.
@@ -69,10 +67,6 @@ impl CopyBatch {
     pub(crate) fn push(&mut self, chunk: Bytes) {
         self.bytes += chunk.len();
         self.chunks.push(chunk);
-    }
-
-    fn is_full(&self) -> bool {
-        self.bytes >= TURN_BYTES || self.chunks.len() >= TURN_CHUNKS
     }
 
     /// Moves the first `bytes` into another batch, which is empty.
@@ -412,23 +406,10 @@ pub(crate) struct StreamSource {
 
 impl ByteSource for StreamSource {
     async fn fill(&mut self, batch: &mut CopyBatch) -> io::Result<bool> {
-        let Some(first) = self.recv.read_chunk(TURN_BYTES).await? else {
-            self.is_ended = true;
-            return Ok(false);
-        };
-        let mut last_bytes = first.len();
-        batch.push(first);
-        while last_bytes >= PACKET_BYTES_MIN && !batch.is_full() {
-            // An end or an error is reported again in the next turn.
-            match self.recv.read_chunk(TURN_BYTES - batch.bytes).now_or_never() {
-                Some(Ok(Some(chunk))) => {
-                    last_bytes = chunk.len();
-                    batch.push(chunk);
-                }
-                _ => break,
-            }
-        }
-        Ok(true)
+        let has_bytes = self.recv.read_chunks(&mut batch.chunks, TURN_BYTES).await?;
+        batch.bytes = batch.chunks.iter().map(Bytes::len).sum();
+        self.is_ended |= !has_bytes;
+        Ok(has_bytes)
     }
 
     fn abandon(&mut self, code: ResetCode) {
@@ -448,22 +429,18 @@ pub(crate) struct StreamSink<F> {
 impl<F: Fn()> ByteSink for StreamSink<F> {
     async fn write(&mut self, batch: &mut CopyBatch) -> io::Result<()> {
         batch.bytes = 0;
-        for chunk in batch.chunks.drain(..) {
-            let mut write = std::pin::pin!(self.send.write_chunk(chunk));
-            // Usually there is room, and no clock is needed.
-            if let Some(written) = write.as_mut().now_or_never() {
-                written?;
-                continue;
-            }
-            match tokio::time::timeout(STALL, &mut write).await {
-                Ok(written) => written?,
-                Err(_) => {
-                    (self.stalled)();
-                    write.await?;
-                }
+        let mut write = std::pin::pin!(self.send.write_chunks(&mut batch.chunks));
+        // Usually there is room, and no clock is needed.
+        if let Some(written) = write.as_mut().now_or_never() {
+            return written;
+        }
+        match tokio::time::timeout(STALL, &mut write).await {
+            Ok(written) => written,
+            Err(_) => {
+                (self.stalled)();
+                write.await
             }
         }
-        Ok(())
     }
 
     async fn finish(&mut self) -> io::Result<()> {

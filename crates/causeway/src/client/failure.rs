@@ -25,69 +25,157 @@ pub enum CallError {
     RequestBody { path: String, source: serde_json::Error },
 }
 
-/// The part of a Kubernetes `Status` that is shown.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+/// A refusal of the API server. Its kind is decided once, from the response; callers compare neither codes nor words.
+#[derive(Clone, Debug, PartialEq)]
 pub struct ApiRefusal {
-    pub kind: String,
-    pub code: u16,
-    pub reason: String,
+    pub kind: RefusalKind,
     pub message: String,
-    pub details: RefusalDetails,
+    code: u16,
+    causes: Vec<RefusalCause>,
+}
+
+/// The refusals that a command tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusalKind {
+    /// 401: the server does not accept the credential.
+    Unauthenticated,
+    /// 403: the credential may not do this.
+    Forbidden,
+    /// 403: the object is one that is not deleted by mistake; the deletion needs `--force`.
+    Protected,
+    /// 404: the object does not exist, and the server knows its kind.
+    MissingObject,
+    /// 404: the server is a Kubernetes API and does not know the path.
+    MissingPath,
+    /// 404 without a `Status`: most likely not a Causeway cloud.
+    ForeignServer,
+    /// 409: another field manager owns the applied fields.
+    FieldConflict,
+    /// 410: the revision is older than the history.
+    Expired,
+    /// 429.
+    TooManyRequests,
+    /// 503.
+    Unavailable,
+    /// 507: the disk or the store is full.
+    StorageFull,
+    /// All other refusals; their message says everything.
+    Other,
+}
+
+/// The parts of a Kubernetes `Status` that are read.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RefusalStatus {
+    kind: String,
+    reason: RefusalReason,
+    message: String,
+    details: RefusalDetails,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RefusalDetails {
+    name: String,
+    causes: Vec<RefusalCause>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct RefusalDetails {
-    pub name: String,
-    pub kind: String,
-    pub causes: Vec<RefusalCause>,
+struct RefusalCause {
+    reason: CauseReason,
+    field: String,
+    message: String,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct RefusalCause {
-    pub reason: String,
-    pub field: String,
-    pub message: String,
+/// The words in `reason` that matter here.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+enum RefusalReason {
+    NotFound,
+    Conflict,
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+/// The words in `details.causes[].reason` that matter here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+enum CauseReason {
+    DeletionProtected,
+    #[default]
+    #[serde(other)]
+    Other,
 }
 
 impl CallError {
     pub fn refused(server: &str, code: StatusCode, body: &[u8]) -> CallError {
-        let mut status: ApiRefusal = serde_json::from_slice(body).unwrap_or_default();
-        if status.kind != "Status" {
-            let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
-            status = ApiRefusal { message: text.trim().to_owned(), ..ApiRefusal::default() };
-        }
-        status.code = code.as_u16();
-        CallError::Refused { server: server.to_owned(), status: Box::new(status) }
+        let status = Box::new(ApiRefusal::new(code.as_u16(), body));
+        CallError::Refused { server: server.to_owned(), status }
     }
 
-    /// The code of a refusal.
-    pub fn code(&self) -> Option<u16> {
+    /// The kind of a refusal. `None`: the server did not refuse.
+    pub fn refusal(&self) -> Option<RefusalKind> {
         match self {
-            CallError::Refused { status, .. } => Some(status.code),
+            CallError::Refused { status, .. } => Some(status.kind),
             _ => None,
         }
     }
-}
 
-impl CallError {
+    /// Returns whether the server answered with 404, whatever it misses.
+    pub fn is_not_found(&self) -> bool {
+        self.refusal().is_some_and(RefusalKind::is_not_found)
+    }
+
     /// The deletion needs `--force`.
     pub fn is_protected(&self) -> bool {
-        matches!(self, CallError::Refused { status, .. } if status.is_protected())
+        self.refusal() == Some(RefusalKind::Protected)
     }
 }
 
-impl ApiRefusal {
-    /// The object is not there, but the server knows its kind.
-    pub fn is_missing_object(&self) -> bool {
-        self.code == 404 && self.reason == "NotFound" && !self.details.name.is_empty()
+impl RefusalKind {
+    /// Returns whether the response had the code 404.
+    pub fn is_not_found(self) -> bool {
+        matches!(self, RefusalKind::MissingObject | RefusalKind::MissingPath | RefusalKind::ForeignServer)
     }
 
-    /// The object is one that is not deleted by mistake.
-    fn is_protected(&self) -> bool {
-        self.code == 403 && self.details.causes.iter().any(|cause| cause.reason == "DeletionProtected")
+    fn of(code: u16, status: &RefusalStatus) -> RefusalKind {
+        let is_status = status.kind == STATUS_KIND;
+        let RefusalDetails { name, causes } = &status.details;
+        match code {
+            401 => RefusalKind::Unauthenticated,
+            403 if causes.iter().any(|cause| cause.reason == CauseReason::DeletionProtected) => {
+                RefusalKind::Protected
+            }
+            403 => RefusalKind::Forbidden,
+            404 if !is_status => RefusalKind::ForeignServer,
+            404 if status.reason == RefusalReason::NotFound && !name.is_empty() => RefusalKind::MissingObject,
+            404 => RefusalKind::MissingPath,
+            // Only a conflict of server-side apply names fields.
+            409 if status.reason == RefusalReason::Conflict && !causes.is_empty() => {
+                RefusalKind::FieldConflict
+            }
+            410 => RefusalKind::Expired,
+            429 => RefusalKind::TooManyRequests,
+            503 => RefusalKind::Unavailable,
+            507 => RefusalKind::StorageFull,
+            _ => RefusalKind::Other,
+        }
+    }
+}
+
+/// The `kind` of every refusal of a Kubernetes API.
+const STATUS_KIND: &str = "Status";
+
+impl ApiRefusal {
+    /// `body` is a `Status`, or whatever else a server answers.
+    fn new(code: u16, body: &[u8]) -> ApiRefusal {
+        let mut status: RefusalStatus = serde_json::from_slice(body).unwrap_or_default();
+        if status.kind != STATUS_KIND {
+            let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
+            status = RefusalStatus { message: text.trim().to_owned(), ..RefusalStatus::default() };
+        }
+        let kind = RefusalKind::of(code, &status);
+        ApiRefusal { kind, message: status.message, code, causes: status.details.causes }
     }
 
     fn explain(&self, server: &str) -> String {
@@ -96,30 +184,32 @@ impl ApiRefusal {
             text = format!("{server} answered with code {}", self.code);
         }
         // Causes that the message does not contain already.
-        for cause in &self.details.causes {
+        for cause in &self.causes {
             if !self.message.contains(&cause.message) {
                 let _ =
                     write!(text, "\n  {}: {}", output::plain(&cause.field), output::plain(&cause.message));
             }
         }
-        let advice = match self.code {
-            401 => {
+        let advice = match self.kind {
+            RefusalKind::Unauthenticated => {
                 "the server does not accept this credential: it may be revoked, expired, or of another cloud"
             }
-            // The message says what to do.
-            403 if self.is_protected() => return text,
-            403 => "this credential may not do that: use an admin kubeconfig",
-            404 if self.kind != "Status" => "this server does not know our kinds: is it a Causeway cloud?",
-            409 if self.reason == "Conflict"
-                && text.contains("conflict")
-                && !self.details.causes.is_empty() =>
-            {
+            RefusalKind::Forbidden => "this credential may not do that: use an admin kubeconfig",
+            RefusalKind::ForeignServer => "this server does not know our kinds: is it a Causeway cloud?",
+            RefusalKind::FieldConflict => {
                 "another field manager owns these fields: change them there, or take them over with --force-conflicts"
             }
-            429 => "too many requests: try again in a moment",
-            503 => "the server cannot do that right now: look at /readyz?verbose on its admin port",
-            507 => "the server's disk or store is full: free some space there",
-            _ => return text,
+            RefusalKind::TooManyRequests => "too many requests: try again in a moment",
+            RefusalKind::Unavailable => {
+                "the server cannot do that right now: look at /readyz?verbose on its admin port"
+            }
+            RefusalKind::StorageFull => "the server's disk or store is full: free some space there",
+            // The message says what to do.
+            RefusalKind::Protected
+            | RefusalKind::MissingObject
+            | RefusalKind::MissingPath
+            | RefusalKind::Expired
+            | RefusalKind::Other => return text,
         };
         format!("{text}\n  {advice}")
     }
@@ -229,12 +319,24 @@ mod tests {
     }
 
     #[test]
-    fn only_a_missing_object_counts_as_missing() {
-        let missing = |body: &str| match CallError::refused("s", StatusCode::NOT_FOUND, body.as_bytes()) {
-            CallError::Refused { status, .. } => status.is_missing_object(),
-            _ => false,
+    fn the_kind_of_a_refusal_follows_from_code_and_status() {
+        let check = |code: u16, body: &str, expected: RefusalKind| {
+            let error = CallError::refused("s", StatusCode::from_u16(code).unwrap(), body.as_bytes());
+            assert_eq!(error.refusal(), Some(expected), "{code} {body}");
         };
-        assert!(missing(r#"{"kind":"Status","reason":"NotFound","details":{"name":"a","kind":"esites"}}"#));
-        assert!(!missing("404 page not found"));
+        let missing = r#"{"kind":"Status","reason":"NotFound","details":{"name":"a","kind":"esites"}}"#;
+        check(404, missing, RefusalKind::MissingObject);
+        check(404, r#"{"kind":"Status","reason":"NotFound"}"#, RefusalKind::MissingPath);
+        check(404, "404 page not found", RefusalKind::ForeignServer);
+        let causes = r#"{"kind":"Status","reason":"Conflict","details":{"causes":[{"field":".ip"}]}}"#;
+        check(409, causes, RefusalKind::FieldConflict);
+        check(409, r#"{"kind":"Status","reason":"Conflict","details":{"name":"a"}}"#, RefusalKind::Other);
+        check(409, r#"{"kind":"Status","reason":"AlreadyExists"}"#, RefusalKind::Other);
+        let protected =
+            r#"{"kind":"Status","details":{"causes":[{"reason":"Newer"},{"reason":"DeletionProtected"}]}}"#;
+        check(403, protected, RefusalKind::Protected);
+        check(403, r#"{"kind":"Status","reason":"AWordOfANewerServer"}"#, RefusalKind::Forbidden);
+        check(410, r#"{"kind":"Status","reason":"Expired"}"#, RefusalKind::Expired);
+        check(418, "", RefusalKind::Other);
     }
 }

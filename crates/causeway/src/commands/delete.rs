@@ -126,8 +126,8 @@ async fn delete_all(
         let title = format!("{}/{}", kind.singular(), output::plain(name));
         match delete(api, *kind, name, arguments).await {
             Ok(()) => output::print_line(&format!("{title} deleted{note}"))?,
-            Err(error) if error.code() == Some(404) && arguments.ignore_not_found => {}
-            Err(error) if error.code().is_some() => {
+            Err(error) if error.is_not_found() && arguments.ignore_not_found => {}
+            Err(error) if error.refusal().is_some() => {
                 failed = true;
                 output::note(&format!("error: {title}: {error}"));
             }

@@ -69,7 +69,7 @@ pub async fn run(arguments: Args) -> anyhow::Result<ExitCode> {
             for name in &names {
                 match api.get(&client::object(ApiVersion::Group, *kind, name)).await {
                     Ok(object) => wanted.push(object),
-                    Err(error) if error.code() == Some(404) => {
+                    Err(error) if error.is_not_found() => {
                         failed = true;
                         output::note(&format!("error: {error}"));
                     }

@@ -117,7 +117,7 @@ async fn tables(
         for path in paths(*kind, names, arguments) {
             match api.call(http::Method::GET, &path, client::TABLE, None).await {
                 Ok(answer) => merge(&mut table, answer.value),
-                Err(error) if error.code() == Some(404) && !names.is_empty() => {
+                Err(error) if error.is_not_found() && !names.is_empty() => {
                     failed = true;
                     output::note(&format!("error: {error}"));
                 }
@@ -181,7 +181,7 @@ async fn objects(
             match api.get(&path).await {
                 Ok(value) if names.is_empty() => found.extend(items(*kind, value)),
                 Ok(value) => found.push(value),
-                Err(error) if error.code() == Some(404) && !names.is_empty() => {
+                Err(error) if error.is_not_found() && !names.is_empty() => {
                     failed = true;
                     output::note(&format!("error: {error}"));
                 }

@@ -31,6 +31,31 @@ impl Mux {
         self.poll_write_with(id, data.len(), waker, |queue, room| queue.push(data.split_to(room)))
     }
 
+    /// As `poll_write_chunk`, for several pieces at once. Removes what was taken from the front of `chunks`.
+    pub fn poll_write_chunks(
+        &mut self,
+        id: u32,
+        chunks: &mut Vec<Bytes>,
+        waker: &Waker,
+    ) -> Poll<Result<usize, StreamFailure>> {
+        let length = chunks.iter().map(Bytes::len).sum();
+        self.poll_write_with(id, length, waker, |queue, room| {
+            let mut left = room;
+            let is_whole = |chunk: &&Bytes| match left.checked_sub(chunk.len()) {
+                Some(rest) => {
+                    left = rest;
+                    true
+                }
+                None => false,
+            };
+            let whole = chunks.iter().take_while(is_whole).count();
+            chunks.drain(..whole).for_each(|chunk| queue.push(chunk));
+            if let Some(first) = chunks.first_mut().filter(|_| left > 0) {
+                queue.push(first.split_to(left));
+            }
+        })
+    }
+
     /// Queues a copy of as much as there is space for. Returns the bytes taken.
     pub fn poll_write(&mut self, id: u32, data: &[u8], waker: &Waker) -> Poll<Result<usize, StreamFailure>> {
         self.poll_write_with(id, data.len(), waker, |queue, room| queue.push_slice(&data[..room]))

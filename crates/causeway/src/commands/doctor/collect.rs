@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::gateway::{self, Answers};
 use super::target::DoctorTarget;
 use super::{Unasked, path};
-use crate::client::{self, ApiClient, CallError};
+use crate::client::{self, ApiClient, CallError, RefusalKind};
 use crate::commands::get::items;
 
 /// Everything a walk looks at.
@@ -205,13 +205,13 @@ async fn post<T: DeserializeOwned>(
     request: &impl Serialize,
 ) -> Result<T, Unasked> {
     let answer = api.post(path, request).await.map_err(|error| match &error {
-        CallError::Refused { status, .. } if status.code == 403 => {
-            Unasked::NotAllowed(status.message.clone())
-        }
-        CallError::Refused { status, .. } if status.code == 404 => Unasked::Failed(
-            "this cloud is older than this command, and does not know the question".to_owned(),
-        ),
-        CallError::Refused { status, .. } => Unasked::Failed(status.message.clone()),
+        CallError::Refused { status, .. } => match status.kind {
+            RefusalKind::Forbidden | RefusalKind::Protected => Unasked::NotAllowed(status.message.clone()),
+            kind if kind.is_not_found() => Unasked::Failed(
+                "this cloud is older than this command, and does not know the question".to_owned(),
+            ),
+            _ => Unasked::Failed(status.message.clone()),
+        },
         other => Unasked::Failed(other.to_string()),
     })?;
     serde_json::from_value(answer)

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{
     Args, GetOptionsShown, OutputFormat, drop_managed_fields, items, name_of, show_value, shown_table,
 };
-use crate::client::{self, ApiClient, CallError};
+use crate::client::{self, ApiClient, CallError, RefusalKind};
 use crate::output;
 
 /// Delay between attempts to watch an unreachable server.
@@ -86,7 +86,7 @@ async fn resume(
     match watched {
         Ok(()) => Ok(!gone),
         Err(error) => match error.downcast_ref::<CallError>() {
-            Some(call) if call.code() == Some(410) => Ok(false),
+            Some(call) if call.refusal() == Some(RefusalKind::Expired) => Ok(false),
             Some(CallError::Unreachable { .. }) => {
                 if !std::mem::replace(&mut screen.lost, true) {
                     output::note("the connection is lost: trying again until it is back");
