@@ -103,11 +103,6 @@ const FORBIDDEN: &[(&str, &str, &str)] = &[
 /// File, word, and the reason why the word is allowed there.
 const ALLOWED: &[(&str, &str, &str)] = &[
     (
-        "crates/causeway-daemon/src/program_pages.rs",
-        "unsafe {",
-        "madvise(2) has no safe form; it is called for read-only pages that equal the program file, which the kernel reads again",
-    ),
-    (
         "crates/causeway-gateway/src/presence_namespace/namespace.rs",
         "unsafe {",
         "unshare(2) has no safe form; only the network namespace of one thread is unshared, and no table of files",

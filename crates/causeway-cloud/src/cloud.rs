@@ -19,12 +19,11 @@ use causeway_channel::ChannelEndpoint;
 use causeway_channel::port::PortLimits;
 use causeway_daemon::audit::AuditLimits;
 use causeway_daemon::data_dir::DataDirError;
-use causeway_daemon::{AdminServer, AuditLog, DataDir, ProcessRole, Readiness, notify, program_pages};
+use causeway_daemon::{AdminServer, AuditLog, DataDir, ProcessRole, Readiness, notify};
 use causeway_gateway::Gateway;
 use causeway_store::{Store, StoreError, StoreSpec};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin_journal::AdminJournal;
 use crate::aggregated_api::{AggregatedApiConfig, AggregatedApiError};
@@ -305,7 +304,6 @@ impl Cloud {
         }
         back.spawn(named("the admin server", Box::pin(self.admin.run(servants.clone()))));
         notify::ready();
-        let _returning_pages = AbortOnDropHandle::new(tokio::spawn(program_pages::release_after_start()));
 
         let early = tokio::select! {
             biased;

@@ -14,7 +14,6 @@ pub mod files;
 pub mod log;
 pub mod metrics;
 pub mod notify;
-pub mod program_pages;
 pub mod readiness;
 pub mod role;
 pub mod rotated;

@@ -16,13 +16,12 @@ use causeway_channel::dial::ConnectProxy;
 use causeway_channel::session::AllowedTransports;
 use causeway_daemon::admin::AdminEndpoints;
 use causeway_daemon::readiness::ReadinessCheck;
-use causeway_daemon::{AdminServer, Metrics, Readiness, notify, program_pages};
+use causeway_daemon::{AdminServer, Metrics, Readiness, notify};
 use causeway_gateway::problems::ProblemReporter;
 use causeway_gateway::{Gateway, GatewayOptions, dial};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::edge::{CertificateSignals, Edge, EdgeError, EnrolmentOutcome, JoinCredential};
 use crate::gateway::{self, CloudStreamServer, GatewayNeighbours};
@@ -165,7 +164,6 @@ impl EdgeDaemon {
             }
             self.enrolled.ready();
             notify::ready();
-            let _returning_pages = AbortOnDropHandle::new(tokio::spawn(program_pages::release_after_start()));
             if let Some(peer) = self.edge.peer() {
                 tracing::info!(%peer, data_dir = %self.data_dir.display(), "the edge runs");
             }
