@@ -18,6 +18,9 @@ pub mod serving;
 pub mod traffic_keeper;
 pub mod written;
 
+#[cfg(test)]
+mod answers;
+
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
