@@ -15,6 +15,7 @@ mod discovery;
 mod documents;
 mod edge_api;
 mod edge_api_attacks;
+mod edge_api_bench;
 mod edge_api_callers;
 mod edge_api_kills;
 mod edge_api_parity;
