@@ -23,6 +23,7 @@ mod edge_api_random;
 mod edge_api_scale;
 mod edge_controllers;
 mod edge_kubelet;
+mod edge_pods;
 mod edit;
 mod gitops;
 mod history;
