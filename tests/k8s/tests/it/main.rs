@@ -14,6 +14,7 @@ mod cluster_ip;
 mod discovery;
 mod documents;
 mod edge_api;
+mod edge_api_answers;
 mod edge_api_attacks;
 mod edge_api_bench;
 mod edge_api_callers;
