@@ -330,7 +330,7 @@ async fn a_dying_link_gets_503_within_three_seconds_and_a_dead_one_at_once() {
             );
         }
     }
-    // What the copy has is answered meanwhile.
+    // Objects of the copy are given meanwhile.
     cloud.set(TestLink::BlackHole);
     assert_eq!(get(&api, "/api/v1/pods", JSON).await.json()["kind"], "PodList");
 }

@@ -172,8 +172,8 @@ impl RandomRun {
         self.compare(revision, selection, found["items"].as_array().unwrap());
     }
 
-    /// A list with a resourceVersion: any, not older than one that the edge has shown, or exactly one of those. What is not in the memory of the
-    /// edge any more is gone (410).
+    /// A list with a resourceVersion: any, not older than one that the edge has shown, or exactly one of those. A revision that the
+    /// edge does not remember is gone (410).
     fn list_at_revision(&mut self) {
         let (selection, path) = (self.selection(), self.target.path);
         let count = self.seen.len() as u64;

@@ -42,7 +42,7 @@ fn plan() -> Plan {
         .link("edge-a", "nat-a", &["10.0.0.0/24"])
 }
 
-/// A kubeconfig of the cloud with the rights of `deploy/kubernetes-access.yaml` and no others.
+/// A kubeconfig of the cloud with the rights of `deploy/kubernetes-access.yaml` only.
 fn limited_kubeconfig(above: &Host, cluster: &Path, folder: &Path) -> String {
     let admin = cluster.join("kubeconfig");
     let run = |arguments: &[&str], input: Option<&str>| {
