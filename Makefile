@@ -31,7 +31,7 @@ check: build-needs tidy         ## formatting, lints, tidy: before you push
 tidy:                           ## paths in documents, file headers, crate dependencies, language
 	$(CARGO) xtask tidy
 
-bench: build-needs test-needs   ## measures the API server, a fleet of 20,000 edges, links, the audit, the tunnel and the console; writes docs/benchmarks.md
+bench: build-needs test-needs   ## measures the API server, a fleet of 20,000 edges, links, the audit, the tunnel, the API at an edge and the console; writes docs/benchmarks.md
 	bench/run
 
 soak: build-needs test-needs    ## the long form of the tests that have one

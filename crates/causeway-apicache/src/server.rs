@@ -20,6 +20,9 @@ pub mod traffic_keeper;
 pub mod watch_rights;
 pub mod written;
 
+#[cfg(test)]
+mod answers;
+
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -21,29 +21,39 @@ pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("CAUSEWAY_BIN") {
         return Ok(path.into());
     }
+    built("causeway", "causeway")
+}
+
+/// Returns the path of the program `relay`, which is built when missing.
+pub fn relay_binary() -> Result<PathBuf> {
+    built("testlab", "relay")
+}
+
+/// Returns the path of a program of a package in the folder of the test, and builds it when it is missing.
+fn built(package: &str, name: &str) -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     // A test is target/PROFILE/deps/NAME, the binary target/PROFILE/causeway.
     let folder = test.parent().and_then(Path::parent).context("a test lives in target/PROFILE/deps")?;
-    let path = folder.join("causeway");
+    let path = folder.join(name);
     if !path.exists() {
-        build(folder)?;
+        build(folder, package, name)?;
     }
     Ok(path)
 }
 
-/// Builds the binary when one test package is run alone: cargo builds the binary of another package only when asked.
-fn build(folder: &Path) -> Result<()> {
+/// Builds a program when one test package is run alone: cargo builds the binary of another package only when asked.
+fn build(folder: &Path, package: &str, name: &str) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let target = folder.parent().context("a profile lives in target")?;
     let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--package", "causeway", "--target-dir"]).arg(target);
+    command.args(["build", "--quiet", "--package", package, "--bin", name, "--target-dir"]).arg(target);
     if folder.ends_with("release") {
         command.arg("--release");
     }
     command.current_dir(env!("CARGO_MANIFEST_DIR"));
     match command.status()?.success() {
         true => Ok(()),
-        false => bail!("`cargo build --package causeway` failed"),
+        false => bail!("`cargo build --package {package} --bin {name}` failed"),
     }
 }
 

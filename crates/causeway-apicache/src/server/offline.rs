@@ -195,9 +195,28 @@ pub(super) fn away() -> Status {
     )
 }
 
+// CBOR in the forms in which client-go sends it (KEP-4222).
+const CBOR_TYPES: [&str; 2] = ["application/cbor", "application/apply-patch+cbor"];
+
+/// 415 for a body in CBOR: client-go then sends the same object as JSON.
+pub(super) fn refuse_cbor(content_type: &str) -> Result<(), Status> {
+    let media = content_type.split(';').next().unwrap_or_default().trim();
+    match CBOR_TYPES.iter().any(|cbor| media.eq_ignore_ascii_case(cbor)) {
+        true => Err(unknown_media(media)),
+        false => Ok(()),
+    }
+}
+
+fn unknown_media(media: &str) -> Status {
+    Status::unsupported_media_type(media, &["application/json", protobuf::MEDIA_TYPE])
+}
+
 impl From<BodyError> for Status {
     fn from(error: BodyError) -> Status {
-        Status::bad_request(error_chain(&error))
+        match error {
+            BodyError::MediaType(media) => unknown_media(&media),
+            error => Status::bad_request(error_chain(&error)),
+        }
     }
 }
 
@@ -259,6 +278,7 @@ impl SiteRequest<'_> {
     }
 
     async fn answer(&self, kind: SiteWrite) -> Answered {
+        refuse_cbor(&self.content_type)?;
         match kind {
             SiteWrite::Register => self.register().await,
             SiteWrite::Status => self.status().await,

@@ -14,7 +14,9 @@ use hyper::body::Incoming;
 use serde_json::Value;
 
 use super::handle::RequestContext;
-use super::offline::{already_exists, away, conflict, incoming, is_away, stands_in_path, whole_body};
+use super::offline::{
+    already_exists, away, conflict, incoming, is_away, refuse_cbor, stands_in_path, whole_body,
+};
 use super::pass::{PassError, full};
 use super::respond::{self, ApiBody};
 use crate::copy::CopyError;
@@ -194,6 +196,7 @@ impl ObjectRequest<'_> {
                 .push_str(": this caller has made no such write while the API server could be reached");
             return Err(refused);
         }
+        refuse_cbor(&self.media)?;
         match self.method {
             Method::POST => self.create().await,
             Method::DELETE => self.delete().await,

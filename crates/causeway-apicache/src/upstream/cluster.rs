@@ -94,6 +94,8 @@ impl ClusterClient {
             .map_err(failed)?;
         // Watches are silent for longer than any timeout of a connection; each request has its own deadline.
         config.read_timeout = None;
+        // A refusal belongs to the caller: kube would send the request 15 times again, writes too, whose first attempt may have had an effect (504).
+        config.default_retry = false;
         let own = kube::Client::try_from(config.clone())?;
         config.auth_info = AuthInfo::default();
         let bare = kube::Client::try_from(config)?;
@@ -286,19 +288,56 @@ mod tests {
         address
     }
 
+    async fn client_of(server: std::net::SocketAddr) -> ClusterClient {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{server}")}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        });
+        std::fs::write(&path, text.to_string()).unwrap();
+        ClusterClient::open(&path).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_request_is_sent_once_whatever_the_api_server_answers() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, received) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let count = received.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let count = count.clone();
+                let service = service_fn(move |request: Request<hyper::body::Incoming>| {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    let code = request.uri().path().trim_start_matches('/').to_owned();
+                    let response = Response::builder().status(code.as_str());
+                    std::future::ready(response.body(Full::new(Bytes::from("{}"))))
+                });
+                tokio::spawn(async move {
+                    let connection = hyper::server::conn::http1::Builder::new();
+                    let _ = connection.serve_connection(TokioIo::new(stream), service).await;
+                });
+            }
+        });
+        let cluster = client_of(address).await;
+        for code in ["429", "503", "504"] {
+            for identity in [UpstreamIdentity::Own, UpstreamIdentity::Token("t".into())] {
+                received.store(0, Ordering::SeqCst);
+                let request = Request::post(format!("/{code}")).body(Body::from(b"{}".to_vec())).unwrap();
+                let response = cluster.send(&identity, request).await.unwrap();
+                assert_eq!(response.status().as_str(), code);
+                assert_eq!(received.load(Ordering::SeqCst), 1, "{code}");
+            }
+        }
+    }
+
     #[tokio::test]
     async fn a_cloud_without_the_right_to_the_group_of_nodes_names_the_node_only() {
         let check = async |allowed: bool, expected: Value| {
-            let folder = tempfile::tempdir().unwrap();
-            let path = folder.path().join("kubeconfig");
-            let text = json!({
-                "apiVersion": "v1", "kind": "Config", "current-context": "c",
-                "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", api_server(allowed).await)}}],
-                "users": [{"name": "u", "user": {}}],
-                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            });
-            std::fs::write(&path, text.to_string()).unwrap();
-            let cluster = ClusterClient::open(&path).await.unwrap();
+            let cluster = client_of(api_server(allowed).await).await;
             for (identity, expected) in [
                 (UpstreamIdentity::Node("n1".into()), expected),
                 (UpstreamIdentity::Own, json!([null, null])),

@@ -12,8 +12,10 @@ const FIRST: Duration = Duration::from_millis(250);
 /// During a restart of the cloud, attempts are this far apart on average: half of `FIRST`, for five seconds.
 /// Each costs the host of an absent cloud one packet.
 const QUICK_ATTEMPTS: u32 = 40;
-/// A link whose recovery is not signalled is used within 8 s: this, and the time to dial.
-pub const CAP: Duration = Duration::from_secs(5);
+/// A link whose recovery is not signalled is used within 3 s: this, and the second half of a dial, in which no packet is sent again.
+pub const CAP: Duration = Duration::from_secs(2);
+/// The same in a fleet whose hint is longer than `CAP`: its attempts are spread by the cloud.
+const FLEET_CAP: Duration = Duration::from_secs(5);
 /// An edge that was refused twice waits twice as long as after the first time, and no longer than that.
 const HINT_DOUBLINGS: u32 = 1;
 /// The ordinary dial: connecting and the handshake.
@@ -83,7 +85,7 @@ impl Backoff {
 
     /// Returns whether the fleet cannot be served within an ordinary pause.
     pub fn is_of_large_fleet(&self) -> bool {
-        self.hint > CAP
+        self.hint > FLEET_CAP
     }
 
     /// Returns the deadline of a dial after `unanswered` dials that timed out. A cloud that told its large
@@ -94,7 +96,8 @@ impl Backoff {
     }
 
     fn span(&self) -> Duration {
-        FIRST.saturating_mul(1 << self.failures.min(16)).min(CAP)
+        let cap = if self.hint > CAP { FLEET_CAP } else { CAP };
+        FIRST.saturating_mul(1 << self.failures.min(16)).min(cap)
     }
 }
 
@@ -141,9 +144,11 @@ mod tests {
         };
         check(after(0, 0), 250);
         check(after(1, 0), 500);
-        check(after(4, 0), 4000);
-        check(after(5, 0), 5000);
-        check(after(u32::MAX, 0), 5000);
+        check(after(3, 0), 2000);
+        check(after(4, 0), 2000);
+        check(after(u32::MAX, 0), 2000);
+        check(after(u32::MAX, 2000), 2000);
+        check(after(u32::MAX, 2001), 5000);
         check(after(0, 10_000), 10_000);
     }
 

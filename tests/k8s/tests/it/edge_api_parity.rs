@@ -12,7 +12,7 @@ use crate::edge_api::{EdgeLab, Watching, missing};
 use crate::kubectl::Kubectl;
 
 /// Plurals as kubectl takes them. The first part of a custom resource is its plural.
-const RESOURCES: [&str; 30] = [
+pub const RESOURCES: [&str; 30] = [
     "configmaps",
     "secrets",
     "services",
@@ -46,7 +46,7 @@ const RESOURCES: [&str; 30] = [
 ];
 
 /// A custom resource as Calico defines its own.
-fn definition(plural: &str, kind: &str) -> Value {
+pub fn definition(plural: &str, kind: &str) -> Value {
     let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
     json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": format!("{plural}.crd.projectcalico.org")},
@@ -55,7 +55,7 @@ fn definition(plural: &str, kind: &str) -> Value {
                 "additionalPrinterColumns": [{"name": "Cidr", "type": "string", "jsonPath": ".spec.cidr"}]}]}})
 }
 
-fn objects() -> Vec<Value> {
+pub fn objects() -> Vec<Value> {
     let named = |name: &str| json!({"name": name, "labels": {"app": "shop"}});
     let template = json!({"metadata": {"labels": {"app": "shop"}}, "spec": {"containers": [{"name": "a", "image": "a"}]}});
     let selector = json!({"matchLabels": {"app": "shop"}});
@@ -119,7 +119,7 @@ fn objects() -> Vec<Value> {
     all
 }
 
-fn create(direct: &Kubectl, objects: &[Value]) {
+pub fn create(direct: &Kubectl, objects: &[Value]) {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
     direct.ok_with(&list.to_string(), "create -f -");
 }

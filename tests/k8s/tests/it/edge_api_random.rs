@@ -5,11 +5,11 @@ use std::process::Command;
 use std::time::Instant;
 
 use futures_util::{StreamExt, stream};
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
-use kube::api::Api;
+use kube::api::{Api, ApiResource, DynamicObject};
 use kube::runtime::watcher;
-use serde_json::Value;
+use serde_json::{Value, json};
 use testlab::causeway::{finish, wait_for};
 use testlab::random::SeededRandom;
 
@@ -17,6 +17,7 @@ use crate::edge_api::{EdgeLab, Watching, client_of, missing};
 use crate::kubectl::Kubectl;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const PODS: &str = "/api/v1/namespaces/default/pods";
 const NAMES: u64 = 10;
 const TIERS: [&str; 3] = ["a", "b", "c"];
 const SELECTIONS: [&str; 7] = [
@@ -25,11 +26,53 @@ const SELECTIONS: [&str; 7] = [
     "labelSelector=tier%21%3Da",
     "labelSelector=tier%20in%20%28a%2Cb%29",
     "labelSelector=%21tier",
-    "fieldSelector=metadata.name%3Dmap-3",
-    "fieldSelector=metadata.name%21%3Dmap-3",
+    "fieldSelector=metadata.name%3Done-3",
+    "fieldSelector=metadata.name%21%3Done-3",
 ];
 
+/// The resource that changes, and what can be asked about it.
+struct RandomTarget {
+    plural: &'static str,
+    path: &'static str,
+    resource: ApiResource,
+    selections: Vec<&'static str>,
+    /// An object of this name, with a value that changes it.
+    object: fn(&str, &str) -> Value,
+}
+
+impl RandomTarget {
+    fn config_maps() -> RandomTarget {
+        let object = |name: &str, value: &str| {
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": {"tier": "edge"}},
+                "data": {"value": value}})
+        };
+        let resource = ApiResource::erase::<ConfigMap>(&());
+        RandomTarget { plural: "configmaps", path: MAPS, resource, selections: SELECTIONS.to_vec(), object }
+    }
+
+    /// Half of the pods are bound to a node. No kubelet runs.
+    fn pods() -> RandomTarget {
+        let object = |name: &str, value: &str| {
+            let mut spec = json!({"containers": [{"name": "a", "image": "a"}]});
+            if name.ends_with(['0', '2', '4', '6', '8']) {
+                spec["nodeName"] = "node-a".into();
+            }
+            let metadata = json!({"name": name, "labels": {"tier": "edge"}, "annotations": {"value": value}});
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+        };
+        let mut selections = SELECTIONS.to_vec();
+        selections.extend([
+            "fieldSelector=spec.nodeName%3Dnode-a",
+            "fieldSelector=spec.nodeName%21%3Dnode-a&labelSelector=tier%3Da",
+            "fieldSelector=status.phase%3DPending%2Cspec.nodeName%3D",
+        ]);
+        let resource = ApiResource::erase::<Pod>(&());
+        RandomTarget { plural: "pods", path: PODS, resource, selections, object }
+    }
+}
+
 struct RandomRun {
+    target: RandomTarget,
     lab: EdgeLab,
     random: SeededRandom,
     direct: Kubectl,
@@ -38,25 +81,31 @@ struct RandomRun {
     is_cut: bool,
     /// The newest revision that the edge has shown.
     newest: u64,
+    /// Revisions of lists before.
+    seen: Vec<u64>,
     markers: usize,
     answered: usize,
+    /// Answers without the cloud: 503.
     refused: usize,
+    /// Revisions that the edge does not remember: 410.
+    gone: usize,
     streamed: usize,
     runtime: tokio::runtime::Runtime,
 }
 
 impl RandomRun {
-    fn start(lab: EdgeLab, random: SeededRandom) -> RandomRun {
+    fn start(target: RandomTarget, lab: EdgeLab, random: SeededRandom) -> RandomRun {
         let (direct, edge) = (lab.direct(), lab.through_edge(&lab.cluster.token()));
-        lab.config_map("map-0", "first");
-        edge.ok("get configmaps");
-        lab.await_live("configmaps");
+        direct.ok_with(&(target.object)("one-0", "first").to_string(), "apply -f -");
+        edge.ok(&format!("get {}", target.plural));
+        lab.await_live(target.plural);
         // Without the cloud only names that the API server allowed before are given.
         for number in 0..NAMES {
-            edge.run(&format!("get configmap map-{number}"));
+            edge.run(&format!("get {} one-{number}", target.plural));
         }
-        let watches = both_watches(&direct, &edge);
+        let watches = both_watches(&direct, &edge, target.path);
         RandomRun {
+            target,
             lab,
             random,
             direct,
@@ -64,9 +113,11 @@ impl RandomRun {
             watches,
             is_cut: false,
             newest: 0,
+            seen: Vec::new(),
             markers: 0,
             answered: 0,
             refused: 0,
+            gone: 0,
             streamed: 0,
             runtime: tokio::runtime::Runtime::new().unwrap(),
         }
@@ -75,8 +126,9 @@ impl RandomRun {
     fn step(&mut self) {
         match self.random.below(100) {
             0..35 => self.change(),
-            35..60 => self.list(),
-            60..72 => self.page(),
+            35..50 => self.list(),
+            50..62 => self.list_at_revision(),
+            62..72 => self.page(),
             72..80 => self.toggle_link(),
             80..86 => self.compare_watches(),
             86..89 => self.restart(),
@@ -87,33 +139,78 @@ impl RandomRun {
 
     /// A change in the cluster, which the edge may not hear of yet.
     fn change(&mut self) {
-        let name = format!("map-{}", self.random.below(NAMES));
+        let (name, plural) = (format!("one-{}", self.random.below(NAMES)), self.target.plural);
         let tier = TIERS[usize::try_from(self.random.below(3)).unwrap()];
         match self.random.below(4) {
-            0 => drop(self.direct.run(&format!("delete configmap {name} --ignore-not-found"))),
-            1 => drop(self.direct.run(&format!("label configmap {name} --overwrite tier={tier}"))),
+            0 => self.delete(&name),
+            1 => drop(self.direct.run(&format!("label {plural} {name} --overwrite tier={tier}"))),
             _ => {
                 let value = self.random.number().to_string();
-                self.lab.config_map(&name, &value);
+                self.apply(&name, &value);
             }
         }
     }
 
+    fn apply(&self, name: &str, value: &str) {
+        self.direct.ok_with(&(self.target.object)(name, value).to_string(), "apply -f -");
+    }
+
+    fn delete(&self, name: &str) {
+        let options = "--ignore-not-found --grace-period=0 --force --wait=false";
+        self.direct.ok(&format!("delete {} {name} {options}", self.target.plural));
+    }
+
+    fn selection(&mut self) -> &'static str {
+        let count = self.target.selections.len() as u64;
+        self.target.selections[usize::try_from(self.random.below(count)).unwrap()]
+    }
+
     fn list(&mut self) {
-        let selection = SELECTIONS[usize::try_from(self.random.below(7)).unwrap()];
-        let Some(found) = self.ask(&format!("{MAPS}?{selection}")) else { return };
+        let (selection, path) = (self.selection(), self.target.path);
+        let Some(found) = self.ask(&format!("{path}?{selection}")) else { return };
         let revision = self.note_revision(&found);
+        self.compare(revision, selection, found["items"].as_array().unwrap());
+    }
+
+    /// A list with a resourceVersion: any, not older than one that the edge has shown, or exactly one of those. A revision that the
+    /// edge does not remember is gone (410).
+    fn list_at_revision(&mut self) {
+        let (selection, path) = (self.selection(), self.target.path);
+        let count = self.seen.len() as u64;
+        let earlier = match count {
+            0 => self.newest,
+            count => self.seen[usize::try_from(self.random.below(count)).unwrap()],
+        };
+        let (newest, choice) = (self.newest, self.random.below(5));
+        let version = match choice {
+            0 => "resourceVersion=0".to_owned(),
+            1 => format!("resourceVersion={newest}"),
+            2 => format!("resourceVersion={newest}&resourceVersionMatch=NotOlderThan"),
+            3 => format!("resourceVersion={newest}&resourceVersionMatch=Exact"),
+            _ => format!("resourceVersion={earlier}&resourceVersionMatch=Exact"),
+        };
+        let is_exact = version.ends_with("Exact");
+        if newest == 0 && choice > 0 {
+            return;
+        }
+        let Some(found) = self.ask(&format!("{path}?{selection}&{version}")) else { return };
+        let revision: u64 = found["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+        match (is_exact, choice) {
+            (true, 3) => assert_eq!(revision, newest, "{version}"),
+            (true, _) => assert_eq!(revision, earlier, "{version}"),
+            (false, _) => assert!(revision >= newest, "{version}: {revision}"),
+        }
         self.compare(revision, selection, found["items"].as_array().unwrap());
     }
 
     /// All pages of a list; they are of one revision.
     fn page(&mut self) {
-        let selection = SELECTIONS[usize::try_from(self.random.below(7)).unwrap()];
+        let (selection, path) = (self.selection(), self.target.path);
         let limit = 1 + self.random.below(4);
         let (mut items, mut next, mut first) = (Vec::new(), String::new(), 0);
         loop {
             let more = if next.is_empty() { String::new() } else { format!("&continue={next}") };
-            let Some(found) = self.ask(&format!("{MAPS}?{selection}&limit={limit}{more}")) else { return };
+            let Some(found) = self.ask(&format!("{path}?{selection}&limit={limit}{more}")) else { return };
             let revision = self.note_revision(&found);
             first = if first == 0 { revision } else { first };
             assert_eq!(revision, first, "the pages of a list are of one revision");
@@ -129,9 +226,10 @@ impl RandomRun {
     /// A streaming list: ADDED events and the bookmark that ends them are the API server's own list at the revision of the bookmark. A client of
     /// kube-rs ends its first list with the same objects.
     fn stream(&mut self) {
-        let selection = SELECTIONS[usize::try_from(self.random.below(7)).unwrap()];
+        let selection = self.selection();
         let path = format!(
-            "{MAPS}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=1&{selection}"
+            "{}?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=1&{selection}",
+            self.target.path
         );
         let ran = self.edge.run(&format!("get --raw '{path}'"));
         assert_eq!(ran.code, 0, "a streaming list is answered from the copy, online and offline: {ran:?}");
@@ -142,7 +240,7 @@ impl RandomRun {
         let end = end.unwrap_or_else(|| panic!("no end of the initial events: {}", ran.stdout));
         assert_eq!(
             (&events[end]["type"], &events[end]["object"]["kind"]),
-            (&"BOOKMARK".into(), &"ConfigMap".into())
+            (&"BOOKMARK".into(), &self.target.resource.kind.as_str().into())
         );
         let revision =
             events[end]["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
@@ -160,9 +258,9 @@ impl RandomRun {
             .collect();
         self.compare(revision, selection, &items);
         self.streamed += 1;
-        let Some(before) = self.ask(MAPS) else { return };
-        let ours = self.runtime.block_on(streamed_by_kube_rs(&self.lab));
-        let Some(after) = self.ask(MAPS) else { return };
+        let Some(before) = self.ask(self.target.path) else { return };
+        let ours = self.runtime.block_on(streamed_by_kube_rs(&self.lab, &self.target.resource));
+        let Some(after) = self.ask(self.target.path) else { return };
         if before["metadata"]["resourceVersion"] == after["metadata"]["resourceVersion"] {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let items = after["items"].as_array().unwrap().iter();
@@ -175,10 +273,11 @@ impl RandomRun {
 
     /// A get by name, with and without the cloud: the object as it was at the revision of the copy, or 404 where there was none.
     fn get(&mut self) {
-        let name = format!("map-{}", self.random.below(NAMES));
-        let Some(before) = self.ask(MAPS) else { return };
-        let ran = self.edge.run(&format!("get --raw '{MAPS}/{name}'"));
-        let Some(after) = self.ask(MAPS) else { return };
+        let (name, path) = (format!("one-{}", self.random.below(NAMES)), self.target.path);
+        let Some(before) = self.ask(path) else { return };
+        let is_live = self.is_live();
+        let ran = self.edge.run(&format!("get --raw '{path}/{name}'"));
+        let Some(after) = self.ask(path) else { return };
         let revision = self.note_revision(&after);
         if before["metadata"]["resourceVersion"] != after["metadata"]["resourceVersion"] {
             return;
@@ -188,27 +287,36 @@ impl RandomRun {
         if ran.code == 0 {
             self.answered += 1;
             let found: Value = serde_json::from_str(&ran.stdout).unwrap();
-            let parts = |object: &Value| (object["data"].clone(), object["metadata"].clone());
+            let parts =
+                |object: &Value| ["data", "metadata", "spec", "status"].map(|part| object[part].clone());
             assert_eq!(Some(parts(&found)), theirs.map(parts), "{name} at {revision}");
         } else if ran.stderr.contains("NotFound") {
             assert_eq!(theirs, None, "{name} at {revision}");
         } else {
-            let is_honest = ["ServiceUnavailable", "cannot be reached"];
-            assert!(is_honest.iter().any(|text| ran.stderr.contains(text)), "{name}: {ran:?}");
+            assert!(is_unavailable(&ran.stderr) && !is_live, "{name}, link live {is_live}: {ran:?}");
             self.refused += 1;
         }
     }
 
-    /// The answer of the edge; `None` for an honest 503, and for a name that is not there.
+    /// Returns true if the link works now. A request that begins then has no reason for 503.
+    fn is_live(&self) -> bool {
+        !self.is_cut && self.lab.dump().is_some_and(|dump| dump["connected"] == true)
+    }
+
+    /// The answer of the edge; `None` for a revision that is gone, and, without the cloud, for 503.
     fn ask(&mut self, path: &str) -> Option<Value> {
+        let is_live = self.is_live();
         let ran = self.edge.run(&format!("get --raw '{path}'"));
         if ran.code == 0 {
             self.answered += 1;
             return Some(serde_json::from_str(&ran.stdout).unwrap());
         }
-        let is_honest = ["ServiceUnavailable", "cannot be reached", "NotFound", "too old", "Expired"];
-        assert!(is_honest.iter().any(|text| ran.stderr.contains(text)), "{path}: {ran:?}");
-        self.refused += usize::from(!ran.stderr.contains("NotFound"));
+        let names_revision = path.contains("Exact") || path.contains("continue=");
+        let is_gone = names_revision && ["too old", "Expired"].iter().any(|text| ran.stderr.contains(text));
+        let is_away = is_unavailable(&ran.stderr) && !is_live;
+        assert!(is_gone || is_away, "{path}, link live {is_live}: {ran:?}");
+        self.refused += usize::from(is_away);
+        self.gone += usize::from(is_gone);
         None
     }
 
@@ -219,12 +327,14 @@ impl RandomRun {
             "the edge went back to {revision}"
         );
         self.newest = self.newest.max(revision);
+        self.seen.push(revision);
         revision
     }
 
     /// The API server's own list at a revision.
     fn at(&self, revision: u64, selection: &str) -> Value {
-        let path = format!("{MAPS}?{selection}&resourceVersion={revision}&resourceVersionMatch=Exact");
+        let path = self.target.path;
+        let path = format!("{path}?{selection}&resourceVersion={revision}&resourceVersionMatch=Exact");
         serde_json::from_str(&self.direct.ok(&format!("get --raw '{path}'"))).unwrap()
     }
 
@@ -252,14 +362,15 @@ impl RandomRun {
         self.restore();
         self.markers += 1;
         let marker = format!("marker-{}", self.markers);
-        self.lab.config_map(&marker, "now");
+        self.apply(&marker, "now");
         let (theirs, ours) = (&self.watches.0, &self.watches.1);
         assert_eq!(
             ours.until("ADDED", &marker),
             theirs.until("ADDED", &marker),
             "no event is lost or doubled"
         );
-        self.direct.ok(&format!("delete configmap {marker}"));
+        self.delete(&marker);
+        let (theirs, ours) = (&self.watches.0, &self.watches.1);
         assert_eq!(ours.until("DELETED", &marker), theirs.until("DELETED", &marker));
     }
 
@@ -267,22 +378,22 @@ impl RandomRun {
     fn restart(&mut self) {
         self.lab.restart_edge();
         self.edge = self.lab.through_edge(&self.lab.cluster.token());
-        wait_for("the edge answers again", || self.edge.run(&format!("get --raw {MAPS}")).success().ok())
-            .unwrap();
-        self.watches = both_watches(&self.direct, &self.edge);
+        let list = format!("get --raw {}", self.target.path);
+        wait_for("the edge answers again", || self.edge.run(&list).success().ok()).unwrap();
+        self.watches = both_watches(&self.direct, &self.edge, self.target.path);
     }
 }
 
 /// The names and revisions of the first list of a watcher of kube-rs with streaming lists, in order of names.
-async fn streamed_by_kube_rs(lab: &EdgeLab) -> Vec<(String, String)> {
+async fn streamed_by_kube_rs(lab: &EdgeLab, resource: &ApiResource) -> Vec<(String, String)> {
     let client = client_of(&lab.edge_kubeconfig(&lab.cluster.token())).await;
-    let maps: Api<ConfigMap> = Api::namespaced(client, "default");
-    let mut events = std::pin::pin!(watcher(maps, watcher::Config::default().streaming_lists()));
+    let objects: Api<DynamicObject> = Api::namespaced_with(client, "default", resource);
+    let mut events = std::pin::pin!(watcher(objects, watcher::Config::default().streaming_lists()));
     let mut found = Vec::new();
     loop {
         match crate::kube_rs::soon("an event of the first list", events.next()).await.unwrap().unwrap() {
-            watcher::Event::InitApply(map) => {
-                found.push((map.name_any(), map.metadata.resource_version.unwrap_or_default()));
+            watcher::Event::InitApply(object) => {
+                found.push((object.name_any(), object.metadata.resource_version.unwrap_or_default()));
             }
             watcher::Event::Init => {}
             watcher::Event::InitDone => break,
@@ -294,10 +405,10 @@ async fn streamed_by_kube_rs(lab: &EdgeLab) -> Vec<(String, String)> {
 }
 
 /// Watches of both from one revision: the one that the edge has.
-fn both_watches(direct: &Kubectl, edge: &Kubectl) -> (Watching, Watching) {
-    let list: Value = serde_json::from_str(&edge.ok(&format!("get --raw {MAPS}"))).unwrap();
+fn both_watches(direct: &Kubectl, edge: &Kubectl, path: &str) -> (Watching, Watching) {
+    let list: Value = serde_json::from_str(&edge.ok(&format!("get --raw {path}"))).unwrap();
     let at = list["metadata"]["resourceVersion"].as_str().unwrap();
-    let path = format!("{MAPS}?watch=1&resourceVersion={at}");
+    let path = format!("{path}?watch=1&resourceVersion={at}");
     (Watching::start(direct, &path), Watching::start(edge, &path))
 }
 
@@ -307,9 +418,28 @@ fn every_list_of_the_edge_is_one_of_the_api_server() {
         println!("SKIPPED: random operations at the edge: {reason}");
         return;
     }
+    let lab = random_operations(RandomTarget::config_maps(), "random operations at the edge");
+    bad_input(&lab);
+    slow_watchers(&lab, 1_000);
+}
+
+#[test]
+fn every_list_of_pods_of_the_edge_is_one_of_the_api_server() {
+    if let Some(reason) = missing() {
+        println!("SKIPPED: random operations on pods at the edge: {reason}");
+        return;
+    }
+    random_operations(RandomTarget::pods(), "random operations on pods at the edge");
+}
+
+fn is_unavailable(stderr: &str) -> bool {
+    ["ServiceUnavailable", "cannot be reached"].iter().any(|text| stderr.contains(text))
+}
+
+fn random_operations(target: RandomTarget, name: &str) -> EdgeLab {
     let soak = std::env::var_os("CAUSEWAY_SOAK").is_some_and(|value| value == "1");
     let steps = if soak { 2_000 } else { 60 };
-    let mut run = RandomRun::start(EdgeLab::start(), SeededRandom::for_test("random operations at the edge"));
+    let mut run = RandomRun::start(target, EdgeLab::start(), SeededRandom::for_test(name));
     // The right to watch is asked for while the cloud is there; without it, only what was allowed is allowed.
     run.compare_watches();
     for _ in 0..steps {
@@ -324,14 +454,13 @@ fn every_list_of_the_edge_is_one_of_the_api_server() {
     run.stream();
     run.lab.relay.restore();
     run.is_cut = false;
-    run.lab.await_live("configmaps");
+    run.lab.await_live(run.target.plural);
     println!(
-        "{steps} steps: {} answers of the edge, {} streaming lists, {} refusals",
-        run.answered, run.streamed, run.refused
+        "{steps} steps on {}: {} answers of the edge, {} streaming lists, {} refusals, {} revisions that are gone",
+        run.target.plural, run.answered, run.streamed, run.refused, run.gone
     );
     assert!(run.answered > 10 * run.refused, "{} answers, {} refusals", run.answered, run.refused);
-    bad_input(&run.lab);
-    slow_watchers(&run.lab, 1_000);
+    run.lab
 }
 
 /// Watchers that do not read: other clients are served, and nothing of them is left behind.
@@ -342,7 +471,7 @@ fn slow_watchers(lab: &EdgeLab, count: usize) {
     let others = watchers();
     let edge = lab.through_edge(&lab.cluster.token());
     let path = format!("{MAPS}?watch=1&resourceVersion=0");
-    let (ours, theirs) = both_watches(&lab.direct(), &edge);
+    let (ours, theirs) = both_watches(&lab.direct(), &edge, MAPS);
     let read_time = || {
         let since = Instant::now();
         edge.ok("get configmaps -o name");

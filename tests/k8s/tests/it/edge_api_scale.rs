@@ -92,6 +92,12 @@ fn a_site_that_returns_after_compaction_gets_what_changed() {
     await_current(&lab, runtime.block_on(revision_of(&maps)));
     let whole = carried(&lab) - before;
 
+    // A restarted edge goes on from its copy.
+    let before = carried(&lab);
+    lab.restart_edge();
+    await_current(&lab, runtime.block_on(revision_of(&maps)));
+    let restarted = carried(&lab) - before;
+
     // Back after a restart of the cloud, and nothing has changed.
     let away = |lab: &mut EdgeLab, change: &mut dyn FnMut()| {
         lab.relay.cut();
@@ -124,7 +130,7 @@ fn a_site_that_returns_after_compaction_gets_what_changed() {
         });
     });
     println!(
-        "{objects} objects, bytes on the link with its handshake: whole copy {whole}; back after a restart of the cloud and compaction: \
+        "{objects} objects, bytes on the link with its handshake: whole copy {whole}; after a restart of the edge {restarted}; back after a restart of the cloud and compaction: \
          nothing changed {nothing}, {CHANGED} changed {changed}"
     );
     let (direct, edge) = (lab.direct(), lab.through_edge(&lab.cluster.token()));
@@ -132,6 +138,7 @@ fn a_site_that_returns_after_compaction_gets_what_changed() {
     let items = |text: String| serde_json::from_str::<Value>(&text).unwrap()["items"].take();
     assert_eq!(items(edge.ok(list)), items(direct.ok(list)), "the copy is equal");
     assert!(changed < whole / 3, "{changed} of {whole}");
+    assert!(restarted < whole / 10, "{restarted} of {whole}");
 }
 
 /// Node `node-N` belongs to site `site-N`.
@@ -228,7 +235,8 @@ fn the_api_server_sees_one_watch_per_resource_for_all_sites() {
     let rules = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]});
     std::fs::write(&policy, rules.to_string()).unwrap();
     let policy = format!("--audit-policy-file={}", policy.display());
-    let cluster = Cluster::start(folder.path(), &[&policy, "--audit-log-path=audit.log"]);
+    let node_restriction = "--enable-admission-plugins=NodeRestriction";
+    let cluster = Cluster::start(folder.path(), &[&policy, "--audit-log-path=audit.log", node_restriction]);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(many_sites(&cluster, steps));
 }
@@ -277,6 +285,7 @@ async fn many_sites(cluster: &Cluster, steps: &[usize]) {
         assert!((shared + 1..=shared + own).contains(&reviews), "nodes share decisions: {reviews} reviews");
     }
     a_binding_of_one_node_is_not_shared(cluster, &upstream).await;
+    crate::edge_api_compromised::an_edge_speaks_for_the_nodes_of_its_site_only(cluster, &upstream).await;
 }
 
 /// A right of one node is not given to another, and a right that is taken away ends the subscription within seconds.

@@ -17,6 +17,8 @@ use crate::nodes::{Following, Lab, NODE_IP, missing, start_cluster};
 
 const API: &str = "127.0.0.1:6444";
 const ADMIN: &str = "127.0.0.1:7445";
+/// The address for pods. A test that uses it adds it to the host.
+pub const POD_LISTEN: &str = "169.254.20.11:6444";
 pub const SERVICE_IP: &str = "10.96.0.50";
 pub const SLICES: &str = "/apis/discovery.k8s.io/v1beta1/namespaces/default/endpointslices";
 
@@ -38,6 +40,44 @@ fn plan() -> Plan {
         .link("nat-a", "internet", &["198.51.100.0/24"])
         .host("edge-a")
         .link("edge-a", "nat-a", &["10.0.0.0/24"])
+}
+
+/// A kubeconfig of the cloud with the rights of `deploy/kubernetes-access.yaml` only.
+fn limited_kubeconfig(above: &Host, cluster: &Path, folder: &Path) -> String {
+    let admin = cluster.join("kubeconfig");
+    let run = |arguments: &[&str], input: Option<&str>| {
+        let mut command = Command::new("kubectl");
+        command.arg("--kubeconfig").arg(&admin).args(arguments).env("HOME", folder);
+        finish(above.wrap(&command), input).unwrap()
+    };
+    let rights = std::fs::read_to_string(here("../../deploy/kubernetes-access.yaml")).unwrap();
+    let rights = rights.replace("NODE-1", "node-a");
+    wait_for("the namespace of the rights is there", || {
+        run(&["apply", "-f", "-"], Some(&rights)).success().ok()
+    })
+    .unwrap();
+    let account = "--serviceaccount=kube-system:causeway";
+    let bind = ["--namespace=kube-system", account];
+    for line in [
+        &["create", "serviceaccount", "causeway", "--namespace=kube-system"][..],
+        &["create", "clusterrolebinding", "causeway-cloud", "--clusterrole=causeway-cloud", account],
+        &[&["create", "rolebinding", "causeway-cloud", "--role=causeway-cloud"][..], &bind].concat(),
+    ] {
+        run(line, None).success().unwrap();
+    }
+    let request = folder.join("cloud-token-request.json");
+    let body = json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {}});
+    std::fs::write(&request, body.to_string()).unwrap();
+    let path = "/api/v1/namespaces/kube-system/serviceaccounts/causeway/token";
+    let made = run(&["create", "--raw", path, "-f", request.to_str().unwrap()], None).json().unwrap();
+    let token = made["status"]["token"].as_str().unwrap();
+    let tokens = std::fs::read_to_string(cluster.join("pki/tokens.csv")).unwrap();
+    let of_admin = tokens.split(',').next().unwrap();
+    let text = std::fs::read_to_string(&admin).unwrap();
+    assert!(text.contains(of_admin));
+    let path = folder.join("cloud.kubeconfig");
+    std::fs::write(&path, text.replace(of_admin, token)).unwrap();
+    path.display().to_string()
 }
 
 /// A program of Kubernetes, when the lab has built it.
@@ -94,7 +134,7 @@ pub struct EdgeNode {
 }
 
 impl EdgeNode {
-    fn start() -> EdgeNode {
+    pub fn start() -> EdgeNode {
         EdgeNode::start_with(|above, folder| (start_cluster(above, folder), ())).0
     }
 
@@ -105,12 +145,16 @@ impl EdgeNode {
         let (above, site) = (net.host("cloud").unwrap(), net.host("edge-a").unwrap());
         let public = net.ipv4("cloud").unwrap();
         let (cluster, more) = start(&above, folder.path());
-        let kubeconfig = cluster.folder.join("kubeconfig").display().to_string();
+        let kubeconfig = limited_kubeconfig(&above, &cluster.folder, folder.path());
         let flags = ["--kubernetes", &kubeconfig];
         let cloud =
             CloudHost::start(&above, folder.path(), &[SocketAddr::from((public, CHANNEL_PORT))], &flags)
                 .unwrap();
-        let environment = [("CAUSEWAY_LOG", "info,causeway_apicache=debug"), ("CAUSEWAY_DNS", "off")];
+        let environment = [
+            ("CAUSEWAY_LOG", "info,causeway_apicache=debug"),
+            ("CAUSEWAY_DNS", "off"),
+            ("CAUSEWAY_KUBERNETES_POD_LISTEN", POD_LISTEN),
+        ];
         let token = cloud.token("edge-a").unwrap();
         let edge = EdgeHost::join_with(&site, folder.path(), "edge-a", &token, &environment).unwrap();
         cloud.apply(&objects(&public.to_string())).unwrap();
@@ -219,6 +263,26 @@ impl EdgeNode {
         finish(self.site.wrap(&curl), None).unwrap().success().unwrap()
     }
 
+    /// A file in the data dir of the edge.
+    pub fn edge_file(&self, name: &str) -> PathBuf {
+        self.folder.path().join("edge-a").join(name)
+    }
+
+    /// The folder of the API server.
+    pub fn cluster_folder(&self) -> &Path {
+        &self.cluster.folder
+    }
+
+    /// Waits until a pod is Running in the view of the edge; returns its address.
+    pub fn await_pod(&self, name: &str, what: &str) -> String {
+        let runs = || {
+            let pod = self.pod(true, name).filter(|pod| pod["status"]["phase"] == "Running")?;
+            pod["status"]["podIP"].as_str().map(str::to_owned)
+        };
+        wait_for(&format!("the pod {what}"), runs)
+            .unwrap_or_else(|error| panic!("{error}\n{:?}\n{}", self.pod(true, name), self.dump()))
+    }
+
     fn proxy_log(&self) -> PathBuf {
         self.folder.path().join("kube-proxy.log")
     }
@@ -273,6 +337,29 @@ impl EdgeNode {
         let dump: Value =
             asked.ok().and_then(|(_, body)| serde_json::from_str(&body).ok()).unwrap_or_default();
         dump["kubernetes"].clone()
+    }
+
+    /// Bytes that the edge has received and sent on its link of now.
+    fn link_bytes(&self) -> [u64; 2] {
+        let (_, metrics) =
+            self.site.inside(|| testlab::causeway::get(ADMIN.parse().unwrap(), "/metrics")).unwrap();
+        ["received", "sent"].map(|direction| {
+            let name = format!("causeway_channel_{direction}_bytes_total");
+            let lines = metrics.lines().filter(|line| line.starts_with(&name));
+            lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+        })
+    }
+
+    /// Waits until every copy of the edge is current. One that the cloud may not read is refused.
+    fn await_in_sync(&self) {
+        wait_for("every copy is current", || {
+            let dump = self.dump();
+            let copies = dump["resources"].as_array()?;
+            let is_current =
+                |copy: &Value| copy["live"] == true && copy["complete"] == true || !copy["refused"].is_null();
+            (dump["connected"] == true && !copies.is_empty() && copies.iter().all(is_current)).then_some(())
+        })
+        .unwrap_or_else(|error| panic!("{error}: {}", self.dump()));
     }
 
     /// A watch at the edge, as the admin.
@@ -404,6 +491,12 @@ fn a_node_runs_on_the_api_at_the_edge() {
     // On return the cluster learns what happened, under the node's own name.
     lab.net.restore("nat-a").unwrap();
     let returned = Instant::now();
+    lab.await_in_sync();
+    let (in_sync, [received, sent]) = (returned.elapsed(), lab.link_bytes());
+    println!(
+        "every copy is current {in_sync:?} after the return of the link: {received} bytes received on the new link and {sent} sent, \
+         the handshake and what waited in the log included"
+    );
     await_pod(&lab, false, "is known in the cluster", |pod| pod["status"]["podIP"] == moved.as_str());
     wait_for("nothing waits any more", || (lab.dump()["writes"]["pending"] == 0).then_some(()))
         .unwrap_or_else(|error| panic!("{error}: {}", lab.dump()["writes"]));
