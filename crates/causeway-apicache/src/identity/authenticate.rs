@@ -50,6 +50,12 @@ const REVIEWS_MAX: usize = 16;
 // The time that a review waits for its turn, the same as for an answer.
 const REVIEW_TURN: Duration = Duration::from_secs(3);
 
+/// Returns the token of an `Authorization` header with the scheme `Bearer`, which is case-insensitive (RFC 9110).
+fn bearer_token(authorization: &str) -> Option<&str> {
+    let (scheme, token) = authorization.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
+}
+
 impl CallerAuthenticator {
     /// Reads the key of token hashes from `folder`, and makes one when there is none.
     pub fn open(
@@ -79,8 +85,8 @@ impl CallerAuthenticator {
         certified: Option<LocalCaller>,
         headers: &HeaderMap,
     ) -> Result<LocalCaller, Status> {
-        let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        if let Some(token) = bearer.and_then(|value| value.strip_prefix("Bearer ")).map(str::trim) {
+        let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        if let Some(token) = authorization.and_then(bearer_token) {
             let user = self.user_of(token).await?;
             return Ok(LocalCaller::from_token(user, token));
         }
@@ -241,6 +247,19 @@ mod tests {
     fn token(expires: i64) -> String {
         let claims = serde_json::json!({"sub": "ann", "exp": expires}).to_string();
         format!("e30.{}.x", URL_SAFE_NO_PAD.encode(claims))
+    }
+
+    #[test]
+    fn the_scheme_of_a_token_may_be_written_in_any_case() {
+        for (header, token) in [
+            ("Bearer abc", Some("abc")),
+            ("bearer  abc ", Some("abc")),
+            ("Basic abc", None),
+            ("Bearer", None),
+            ("", None),
+        ] {
+            assert_eq!(bearer_token(header), token, "{header}");
+        }
     }
 
     async fn code(authenticator: &CallerAuthenticator, token: &str) -> u16 {
