@@ -52,6 +52,8 @@ export async function withPage(options, steps) {
     await serveFromDisk(page);
     await steps(page);
   } finally {
+    // A call that the scenario answers itself may be under way.
+    for (const page of context.pages()) await page.unrouteAll({ behavior: "ignoreErrors" });
     await context.close();
     rmSync(profile, { recursive: true, force: true });
   }

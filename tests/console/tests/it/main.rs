@@ -78,12 +78,14 @@ impl ConsoleLab {
         ConsoleLab { cloud, _edges: edges.into(), _backend: backend, folder }
     }
 
-    /// Runs a program of `browser/` to its end, prints its output, and fails with the log and the failed scenarios.
+    /// Runs a part of a program of `browser/` to its end, prints its output, and fails with the log and the failed scenarios.
     ///
     /// The browser has a network namespace of its own: Chromium aborts requests with ERR_NETWORK_CHANGED when an
     /// interface of its host comes or goes, and tests beside this one make interfaces.
-    fn browse(&self, modules: &str, program: &str) {
-        let ran = finish(self.browser(modules, program), None).unwrap();
+    fn browse(&self, modules: &str, program: &str, part: &str) {
+        let mut command = self.browser(modules, program);
+        command.env("CONSOLE_PART", part);
+        let ran = finish(command, None).unwrap();
         println!("{}{}", ran.stdout, ran.stderr);
         let failed = ran.stdout.split_once("FAILED").map_or("", |(_, after)| after);
         assert_eq!(ran.code, 0, "{}\nFAILED{failed}{}", self.cloud.process.log(), ran.stderr);
@@ -117,6 +119,16 @@ fn backend() -> (u16, std::thread::JoinHandle<()>) {
 
 #[test]
 fn the_console_works_in_a_browser() {
+    run_scenarios("1/2");
+}
+
+/// The other half of the scenarios, with a fleet of its own: together they would take minutes on a loaded machine.
+#[test]
+fn the_console_works_in_a_browser_other_half() {
+    run_scenarios("2/2");
+}
+
+fn run_scenarios(part: &str) {
     let Some(modules) = modules() else { return };
     let lab = ConsoleLab::start();
     wait_for("the exposure has its address", || {
@@ -124,7 +136,7 @@ fn the_console_works_in_a_browser() {
         (!presences.trim().is_empty()).then_some(())
     })
     .unwrap();
-    lab.browse(&modules, "scenarios.mjs");
+    lab.browse(&modules, "scenarios.mjs", part);
 }
 
 /// Prints first paint and frame times; asserts nothing about them. The long form (`make soak`, `bench/run console`) has 1,000 sites and
