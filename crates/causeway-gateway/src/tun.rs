@@ -77,6 +77,8 @@ pub mod counters;
 
 pub mod busy_poll;
 
+pub mod lan_frame;
+
 pub mod lan_neighbours;
 
 pub mod ovs;

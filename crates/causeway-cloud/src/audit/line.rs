@@ -41,6 +41,9 @@ pub struct AuditJournalLine {
     /// The host that the other gateway named, where the netmap of this one does not know it: a claim, not a fact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claimed_subject: Option<String>,
+    /// Packets in both directions, of a flow at layer 3.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packets: Option<u64>,
     /// The number of equal records that this record stands for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,

@@ -31,6 +31,15 @@ async fn ask(folder: &Path, query: &str) -> (Vec<Value>, Value) {
 }
 
 #[tokio::test]
+async fn the_packets_of_a_flow_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "fleet.jsonl", &[line(1, json!({"packets": 9})), line(2, json!({}))]);
+    let (records, _) = ask(folder.path(), "").await;
+    let told: Vec<&Value> = records.iter().map(|record| &record["packets"]).collect();
+    assert_eq!(told, [&json!(9), &Value::Null]);
+}
+
+#[tokio::test]
 async fn all_files_are_read_in_order_and_every_record_once() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

@@ -31,6 +31,9 @@ pub struct EdgeRecord {
     client_id: Option<Text>,
     sent_bytes: u64,
     received_bytes: u64,
+    /// Of a flow at layer 3.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    packets: Option<u64>,
     duration_ms: u64,
     end: Option<Text>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -147,6 +150,10 @@ mod tests {
         check(json!({"sentBytes": -1}), None);
         check(json!({"subject": {"a": 1}}), None);
         check(json!([1]), None);
+        check(
+            json!({"protocol": "icmp", "packets": 3, "sentBytes": 252}),
+            Some(json!({"packets": 3, "sentBytes": 252})),
+        );
         check(json!({"time": "yesterday", "subject": "s"}), Some(json!({"time": null, "subject": "s"})));
         check(json!({"count": 9, "firstTime": "a", "mixed": true}), Some(json!({"count": 9, "mixed": true})));
         let long = "ü".repeat(5000);

@@ -2,7 +2,7 @@
 //!
 //! `EchoLoop` runs one without an end in a thread, so that a test can change the network meanwhile and ask for the pauses.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use testlab::fleet::CHANNEL_PORT;
+use testlab::net::Host;
 
 use crate::layer3_lab::{Layer3, PORT};
 use crate::layer3_paths::path;
@@ -31,8 +32,11 @@ pub struct Flow(TcpStream);
 impl Flow {
     /// Connects to the echo server of a host.
     pub fn open(lab: &Layer3, from: &str, to: &str) -> Flow {
-        let server = SocketAddr::new(lab.address(to, false), PORT);
-        let connection = lab.host(from).inside(|| Ok(TcpStream::connect(server)?)).unwrap();
+        Flow::connect(&lab.host(from), SocketAddr::new(lab.address(to, false), PORT))
+    }
+
+    pub fn connect(host: &Host, server: SocketAddr) -> Flow {
+        let connection = host.inside(|| Ok(TcpStream::connect(server)?)).unwrap();
         connection.set_read_timeout(Some(RETRANSMISSION)).unwrap();
         connection.set_nodelay(true).unwrap();
         let mut flow = Flow(connection);
@@ -63,6 +67,21 @@ impl Flow {
                 return (begin.elapsed(), longest);
             }
             assert!(begin.elapsed() < SEARCH, "the path is not {wanted} by {relay}: {ends:?}");
+        }
+    }
+
+    /// Echoes until the connection is reset, or an echo takes longer than `patience`. Returns the time of the last echo, that of
+    /// the end, and whether the connection was reset.
+    pub fn echo_until_end(mut self, patience: Duration) -> (Instant, Instant, bool) {
+        self.0.set_read_timeout(Some(patience)).unwrap();
+        let (mut last, mut back) = (Instant::now(), [0; MARK.len()]);
+        loop {
+            let echoed = self.0.write_all(MARK).and_then(|()| self.0.read_exact(&mut back));
+            match echoed {
+                Ok(()) => last = Instant::now(),
+                Err(error) => return (last, Instant::now(), error.kind() == ErrorKind::ConnectionReset),
+            }
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
 

@@ -21,19 +21,28 @@ const SHORT: Duration = Duration::from_secs(2);
 pub const PORT: u16 = 7000;
 const ECHO_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The hosts of the lab: name, site, gateway's host, IPv4 and IPv6 network.
-const SITES: [(&str, &str, &str, &str, &str); 3] = [
+/// A host of the lab: name, site, gateway's host, IPv4 and IPv6 network.
+type HostRow = (&'static str, &'static str, &'static str, &'static str, &'static str);
+
+const SITES: [HostRow; 3] = [
     ("host-c", "cloud", "cloud", "10.10.0.0/24", "fd00:c::/64"),
     ("host-a", "edge-a", "edge-a", "10.1.0.0/24", "fd00:a::/64"),
     ("host-b", "edge-b", "edge-b", "10.2.0.0/24", "fd00:b::/64"),
 ];
 
 /// An edge with an address of the internet.
-const OPEN_SITE: (&str, &str, &str, &str, &str) =
-    ("host-r", "edge-r", "edge-r", "10.3.0.0/24", "fd00:d::/64");
+const OPEN_SITE: HostRow = ("host-r", "edge-r", "edge-r", "10.3.0.0/24", "fd00:d::/64");
+
+/// Edges whose networks are equal, as everywhere.
+const EQUAL_SITES: [HostRow; 3] = [
+    SITES[0],
+    ("host-a", "edge-a", "edge-a", EQUAL_NETWORKS[0], EQUAL_NETWORKS[1]),
+    ("host-b", "edge-b", "edge-b", EQUAL_NETWORKS[0], EQUAL_NETWORKS[1]),
+];
+pub const EQUAL_NETWORKS: [&str; 2] = ["10.0.0.0/24", "fd00:10::/64"];
 
 // The network of the cloud is hidden too: without the tunnel no packet reaches a host.
-fn plan(has_open_site: bool) -> Plan {
+fn plan(sites: &[HostRow]) -> Plan {
     let mut plan = Plan::new().router("internet").nat("cloud").link(
         "cloud",
         "internet",
@@ -47,19 +56,13 @@ fn plan(has_open_site: bool) -> Plan {
             &["192.168.1.0/24"],
         );
     }
-    if has_open_site {
+    if sites.contains(&OPEN_SITE) {
         plan = plan.router("edge-r").link("edge-r", "internet", &["203.0.114.0/24"]);
     }
-    for (host, _, gateway, v4, v6) in sites(has_open_site) {
+    for &(host, _, gateway, v4, v6) in sites {
         plan = plan.host(host).link(host, gateway, &[v4, v6]);
     }
     plan
-}
-
-fn sites(
-    has_open_site: bool,
-) -> impl Iterator<Item = (&'static str, &'static str, &'static str, &'static str, &'static str)> {
-    SITES.into_iter().chain(has_open_site.then_some(OPEN_SITE))
 }
 
 // In the order in which they end: processes before the network they run in.
@@ -89,12 +92,29 @@ impl Layer3 {
         environment: &[(&str, &str)],
         configuration: &str,
     ) -> Option<Layer3> {
-        let net = build(test, &plan(has_open_site))?;
+        let open = has_open_site.then_some(OPEN_SITE);
+        let sites: Vec<HostRow> = SITES.into_iter().chain(open).collect();
+        Layer3::start_sites(test, &sites, environment, configuration)
+    }
+
+    /// Both edges have the same networks.
+    pub fn start_equal(test: &str) -> Option<Layer3> {
+        Layer3::start_sites(test, &EQUAL_SITES, &[], "")
+    }
+
+    fn start_sites(
+        test: &str,
+        sites: &[HostRow],
+        environment: &[(&str, &str)],
+        configuration: &str,
+    ) -> Option<Layer3> {
+        let net = build(test, &plan(sites))?;
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("cloud.toml");
         std::fs::write(&file, configuration).unwrap();
-        let before: Vec<(&str, BTreeSet<String>)> = sites(has_open_site)
-            .map(|(_, _, gateway, ..)| (gateway, leftovers(&net.host(gateway).unwrap())))
+        let before: Vec<(&str, BTreeSet<String>)> = sites
+            .iter()
+            .map(|&(_, _, gateway, ..)| (gateway, leftovers(&net.host(gateway).unwrap())))
             .collect();
         let channel = SocketAddr::new(net.ipv4("cloud").unwrap().into(), CHANNEL_PORT);
         let cloud = CloudHost::start(
@@ -106,13 +126,13 @@ impl Layer3 {
         .unwrap();
         let (mut edges, mut servers) = (Vec::new(), Vec::new());
         let names: Vec<&str> =
-            sites(has_open_site).map(|(_, site, ..)| site).filter(|site| *site != "cloud").collect();
+            sites.iter().map(|&(_, site, ..)| site).filter(|site| *site != "cloud").collect();
         for name in names.iter().copied() {
             let (host, token) = (net.host(name).unwrap(), cloud.token(name).unwrap());
             let environment = if name == "edge-a" { environment } else { &[] };
             edges.push(EdgeHost::join_with(&host, folder.path(), name, &token, environment).unwrap());
         }
-        for (host, site, _, v4, v6) in sites(has_open_site) {
+        for &(host, site, _, v4, v6) in sites {
             let address = format!("[::]:{PORT}").parse().unwrap();
             servers.push(Echo::start(&net.host(host).unwrap(), address).unwrap());
             cloud.apply(&format!("apiVersion: causeway.io/v1\nkind: ESite\nmetadata: {{name: {site}}}\nsubnets: [{v4}, \"{v6}\"]\n")).unwrap();
@@ -194,6 +214,25 @@ impl Layer3 {
                 wait_for(&format!("{what} crosses from {from} to {to}"), || reach(&host, server, SHORT).ok());
             assert_eq!(seen.unwrap().ip().to_canonical(), source, "{what} from {from} to {to}");
         }
+    }
+
+    /// Returns the records that `causeway audit` prints.
+    pub fn audit(&self, filters: &[&str]) -> Vec<Value> {
+        let told = self.cloud.run(&[&["audit", "--json"], filters].concat()).unwrap().success().unwrap();
+        told.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Waits until the audit has such a record; those of an edge take a moment.
+    pub fn await_record(&self, what: &str, filters: &[&str], is_wanted: impl Fn(&Value) -> bool) -> Value {
+        let found = wait_for(what, || self.audit(filters).into_iter().find(&is_wanted));
+        found.unwrap_or_else(|error| panic!("{error}: {:?}", self.audit(filters)))
+    }
+
+    /// Tells whether interfaces, addresses, routes, rules, neighbours and sockets of a gateway's host are as before.
+    pub fn is_as_before(&self, gateway: &str) -> bool {
+        self.before
+            .iter()
+            .any(|(known, before)| *known == gateway && leftovers(&self.host(gateway)) == *before)
     }
 
     /// Stops everything, and checks that interfaces, routes and sockets are as before.

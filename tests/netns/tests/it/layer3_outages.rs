@@ -15,7 +15,7 @@ use crate::layer3_paths::{Nat, path, set_nat};
 const UNDISTURBED: Duration = Duration::from_secs(5);
 
 /// Both edges behind NATs that let a direct path pass, and a connection between their hosts, on the direct path.
-fn started(test: &str, members: &[&str]) -> Option<(Layer3, EchoLoop)> {
+pub fn started(test: &str, members: &[&str]) -> Option<(Layer3, EchoLoop)> {
     let lab = Layer3::start(test)?;
     set_nat(&lab, "nat-a", Nat::PortRestricted);
     set_nat(&lab, "nat-b", Nat::PortRestricted);
@@ -26,7 +26,7 @@ fn started(test: &str, members: &[&str]) -> Option<(Layer3, EchoLoop)> {
     Some((lab, EchoLoop::start("from host-a to host-b", flow)))
 }
 
-fn await_path(lab: &Layer3, wanted: &str) -> Duration {
+pub fn await_path(lab: &Layer3, wanted: &str) -> Duration {
     let begin = Instant::now();
     wait_for(&format!("the path is {wanted}"), || {
         let ends = [path(lab, 0, "edge-b"), path(lab, 1, "edge-a")];

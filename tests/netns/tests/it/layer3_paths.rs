@@ -47,6 +47,19 @@ pub fn set_nat(lab: &Layer3, node: &str, nat: Nat) {
     lab.nft(node, &format!("table inet lab_nat_kind {{\n{rules}{drop}}}\n"));
 }
 
+/// The internet loses the packets that the sites send each other; both still reach the cloud.
+pub fn cut_direct_path(lab: &Layer3) {
+    let rules = "ip saddr 198.51.100.0/24 ip daddr 192.0.2.0/24 drop\nip saddr 192.0.2.0/24 ip daddr 198.51.100.0/24 drop\n";
+    lab.nft(
+        "internet",
+        &format!("table inet lab_cut {{\nchain cut {{ type filter hook forward priority 0;\n{rules}}}\n}}\n"),
+    );
+}
+
+pub fn restore_direct_path(lab: &Layer3) {
+    lab.nft("internet", "delete table inet lab_cut\n");
+}
+
 /// Returns the state of the path from one edge to the other.
 pub fn path(lab: &Layer3, from: usize, to: &str) -> Value {
     lab.edges[from].debug().unwrap()["tunnel"]["peers"][to].clone()
@@ -109,6 +122,23 @@ fn layer3_a_symmetric_nat_and_a_full_cone_become_direct() {
 }
 
 #[test]
+fn layer3_a_port_restricted_and_a_full_cone_nat_become_direct() {
+    let test = "layer3_a_port_restricted_and_a_full_cone_nat_become_direct";
+    check(test, [Nat::PortRestricted, Nat::FullCone], true);
+}
+
+#[test]
+fn layer3_a_full_cone_and_a_symmetric_nat_become_direct() {
+    check("layer3_a_full_cone_and_a_symmetric_nat_become_direct", [Nat::FullCone, Nat::Symmetric], true);
+}
+
+#[test]
+fn layer3_a_port_restricted_and_a_symmetric_nat_stay_relayed() {
+    let test = "layer3_a_port_restricted_and_a_symmetric_nat_stay_relayed";
+    check(test, [Nat::PortRestricted, Nat::Symmetric], false);
+}
+
+#[test]
 fn layer3_a_symmetric_and_a_port_restricted_nat_stay_relayed() {
     let test = "layer3_a_symmetric_and_a_port_restricted_nat_stay_relayed";
     check(test, [Nat::Symmetric, Nat::PortRestricted], false);
@@ -131,12 +161,7 @@ fn layer3_a_connection_survives_the_loss_and_the_return_of_the_direct_path() {
     let (after, _) = flow.echo_until(&lab, "direct", &Value::Null);
     println!("direct after {after:?}");
     count_bytes(&lab, "cloud");
-    // The internet loses what the sites send each other; both still reach the cloud.
-    let rules = "ip saddr 198.51.100.0/24 ip daddr 192.0.2.0/24 drop\nip saddr 192.0.2.0/24 ip daddr 198.51.100.0/24 drop\n";
-    lab.nft(
-        "internet",
-        &format!("table inet lab_cut {{\nchain cut {{ type filter hook forward priority 0;\n{rules}}}\n}}\n"),
-    );
+    cut_direct_path(&lab);
     // An echo that is sent after the cut shows how long the connection stands still.
     let cut = Instant::now();
     flow.echo(MARK);
@@ -152,7 +177,7 @@ fn layer3_a_connection_survives_the_loss_and_the_return_of_the_direct_path() {
     println!("{} MiB there and back through the relay: {relayed} bytes", BULK >> 20);
     assert!(relayed > 2 * BULK as u64, "{relayed}");
     assert_eq!(path(&lab, 0, "edge-b")["path"], "relayed");
-    lab.nft("internet", "delete table inet lab_cut\n");
+    restore_direct_path(&lab);
     let (after, longest) = flow.echo_until(&lab, "direct", &Value::Null);
     println!("the direct path is back: direct after {after:?}, longest pause {longest:?}");
     assert!(longest < PAUSE_MAX, "{longest:?}");

@@ -120,18 +120,32 @@ fn ask(host: &Host, to: &str) -> Result<String, ErrorKind> {
     answer.unwrap()
 }
 
+/// The beginnings of the names that labs, benches and container runtimes give to their namespaces.
+const LABS: [&str; 3] = ["cwlab-", "cwb-", "cni-"];
+
 /// Everything of a host's network that a process could leave behind.
 pub fn leftovers(host: &Host) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for arguments in
-        ["-o link", "-o addr", "route show table all", "-6 route show table all", "neigh", "netns list"]
-    {
+    for arguments in [
+        "-o link",
+        "-o addr",
+        "route show table all",
+        "-6 route show table all",
+        "rule",
+        "-6 rule",
+        "neigh",
+        "neigh show proxy",
+        "netns list",
+    ] {
         let output = host.command("ip").args(arguments.split(' ')).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         // Neighbours come and go by themselves; ours is permanent. And what every interface of the lab does in its first
         // seconds is not what this is about.
         let kept = text.lines().filter(|line| arguments != "neigh" || line.contains("PERMANENT"));
         let kept = kept.filter(|line| !line.contains("fe80:") || line.contains("causeway"));
+        // Named namespaces belong to the whole machine, where other labs and benches may run.
+        let is_of_lab = |line: &str| LABS.iter().any(|lab| line.starts_with(lab));
+        let kept = kept.filter(|line| arguments != "netns list" || !is_of_lab(line));
         found.extend(kept.map(|line| format!("{arguments}: {line}")));
     }
     let sockets = host.command("ss").args(["-Hlntu"]).output();

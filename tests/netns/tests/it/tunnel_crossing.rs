@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use causeway_gateway::audit::{AuditDecision, AuditRecord, ConnectionEnd};
 use causeway_gateway::tun::PeerPath;
 use causeway_netmap::TunnelCipher;
 use testlab::causeway::wait_for;
@@ -14,12 +15,12 @@ use crate::tunnel_lab::{PATIENCE, PORT, Site, TunnelHost, ping, plan, run, start
 const LAN_A: [&str; 2] = ["10.1.0.0/24", "fd00:1::/64"];
 const LAN_B: [&str; 2] = ["10.2.0.0/24", "fd00:2::/64"];
 
-fn routed(test: &str) -> Option<(Net, Site, Site)> {
+pub fn routed(test: &str) -> Option<(Net, Site, Site)> {
     let net = build(test, &plan(&LAN_A, &LAN_B))?;
     Some((net, Site::new("a", &LAN_A), Site::new("b", &LAN_B)))
 }
 
-fn dropped(host: &TunnelHost, reason: &str) -> u64 {
+pub fn dropped(host: &TunnelHost, reason: &str) -> u64 {
     host.state().dropped.get(reason).copied().unwrap_or(0)
 }
 
@@ -124,15 +125,26 @@ fn a_policy_that_goes_ends_flows_and_refused_packets_are_answered_at_once() {
     let mut denied = view(&a, &b);
     denied.communities.get_mut("north").unwrap().policies = Some(Vec::new());
     hosts[0].netmaps.send_replace(denied.into());
+    let is_revoked = |record: &AuditRecord| record.end == ConnectionEnd::Revoked && record.packets > Some(0);
+    wait_for("the flow is ended and recorded", || {
+        hosts[0].records.0.lock().unwrap().iter().any(is_revoked).then_some(())
+    })
+    .unwrap();
     wait_for("no flow", || (hosts[0].state().flows == 0).then_some(())).unwrap();
-    let records = || hosts[0].records.0.lock().unwrap().clone();
-    let ended = records().into_iter().any(|record| format!("{:?}", record.end) == "Revoked");
-    assert!(ended, "{:?}", records());
     // TCP is reset by the near gateway: no timeout.
     let refused = run(&net, "client-a", "python3", &["-c", CONNECT, "10.2.0.2"]);
     assert_eq!(String::from_utf8_lossy(&refused.stdout).trim(), "refused", "{refused:?}");
     let said = run(&net, "client-a", "ping", &["-c", "1", "-W", "1", "-n", "10.2.0.2"]);
     assert!(String::from_utf8_lossy(&said.stdout).contains("Packet filtered"), "{said:?}");
+    let tcp = denial(&hosts[0], "tcp");
+    assert_eq!(
+        (tcp.service.as_str(), tcp.gateway.as_str(), tcp.site.as_str()),
+        ("ip/10.2.0.2:7000", "gw-a", "a")
+    );
+    assert_eq!((tcp.end, tcp.packets, tcp.rule), (ConnectionEnd::Refused, Some(1), None));
+    assert!(tcp.client.is_some_and(|client| client.starts_with("10.1.0.2:")));
+    assert_eq!(tcp.reason.as_deref(), Some("no policy allows it"));
+    assert_eq!(denial(&hosts[0], "icmp").service, "ip/10.2.0.2");
     // The far gateway decides for itself.
     hosts[0].netmaps.send_replace(view(&a, &b).into());
     let mut denied = view(&b, &a);
@@ -144,6 +156,17 @@ fn a_policy_that_goes_ends_flows_and_refused_packets_are_answered_at_once() {
         (filtered && dropped(&hosts[1], "refused") > 0).then_some(())
     })
     .unwrap();
+    let far = denial(&hosts[1], "icmp");
+    assert_eq!((far.service.as_str(), far.gateway.as_str(), far.site.as_str()), ("ip/10.2.0.2", "gw-b", "a"));
+}
+
+/// Waits for the record of a refused packet of this protocol.
+fn denial(host: &TunnelHost, protocol: &str) -> AuditRecord {
+    let is_denial =
+        |record: &&AuditRecord| record.decision == AuditDecision::Deny && record.protocol == protocol;
+    let found = || host.records.0.lock().unwrap().iter().find(is_denial).cloned();
+    wait_for("the refusal is in the audit", found)
+        .unwrap_or_else(|error| panic!("{error}: {:?}", host.records.0.lock().unwrap()))
 }
 
 const CONNECT: &str = "

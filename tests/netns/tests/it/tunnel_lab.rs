@@ -1,6 +1,7 @@
 //! Two sites with a gateway and a host each, and the layer 3 tunnel between the gateways, run in this process by
 //! netmaps that the test writes.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Output;
 use std::sync::{Arc, Mutex};
@@ -18,6 +19,8 @@ use causeway_netmap::{
 use testlab::net::{Host, Net, Plan};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+use crate::presence_namespace::leftovers;
 
 pub const PATIENCE: Duration = Duration::from_secs(30);
 pub const PORT: u16 = 7446;
@@ -129,6 +132,8 @@ pub struct TunnelHost {
     pub records: Records,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
+    /// The host in which the tunnel runs, and its state before.
+    ran_in: Option<(Host, BTreeSet<String>)>,
     _folder: tempfile::TempDir,
     _gateway: Gateway,
 }
@@ -152,11 +157,13 @@ impl TunnelHost {
         let carrier = PacketCarrier::new(gateway.context().clone());
         let tunnel = Tunnel::new(gateway.context().clone(), options, carrier);
         let stop = CancellationToken::new();
-        TunnelHost { tunnel, netmaps, records, stop, thread: None, _folder: folder, _gateway: gateway }
+        let (thread, ran_in) = (None, None);
+        TunnelHost { tunnel, netmaps, records, stop, thread, ran_in, _folder: folder, _gateway: gateway }
     }
 
     pub fn start(&mut self, host: &Host, view: NetmapView) {
         self.netmaps.send_replace(Arc::new(view));
+        self.ran_in = Some((host.clone(), leftovers(host)));
         let (tunnel, stop) = (self.tunnel.clone(), self.stop.clone());
         let run = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -169,17 +176,29 @@ impl TunnelHost {
         self.tunnel.state().borrow().clone()
     }
 
+    /// Stops the tunnel, and checks that interfaces, addresses, routes, rules, neighbours and sockets of its host are as before.
     pub fn stop(&mut self) {
+        self.end();
+        if let Some((host, before)) = self.ran_in.take() {
+            assert_eq!(leftovers(&host), before, "{}", host.name());
+        }
+    }
+
+    fn end(&mut self) {
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking());
         }
     }
 }
 
 impl Drop for TunnelHost {
     fn drop(&mut self) {
-        self.stop();
+        match std::thread::panicking() {
+            true => self.end(),
+            false => self.stop(),
+        }
     }
 }
 

@@ -7,14 +7,37 @@ use causeway_api::layer3::{TunnelRecord, show_key};
 use super::*;
 use crate::compile::{PeerScope, compile_for};
 
-/// A community of this many sites, with a gateway and a network each.
+/// The networks of the sites, by their number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum AddressPlan {
+    /// One beside the other, as planned by one organisation.
+    Adjacent,
+    /// Networks that the sites chose for themselves: no two of them are one larger network.
+    Scattered,
+}
+
+impl AddressPlan {
+    fn subnet(self, index: usize) -> String {
+        let place = match self {
+            AddressPlan::Adjacent => index,
+            // The factor is odd, so that all places are different; they are even, so that no two can be joined.
+            AddressPlan::Scattered => index * 40_503 % 0x8000 * 2,
+        };
+        format!("10.{}.{}.0/24", place / 256, place % 256)
+    }
+}
+
 fn community(members: usize) -> ObjectSet {
+    community_of(members, AddressPlan::Adjacent)
+}
+
+/// A community of this many sites, with a gateway and a network each.
+fn community_of(members: usize, plan: AddressPlan) -> ObjectSet {
     let name = |index: usize| format!("site-{index:04}");
     let mut objects = ObjectSet::default();
     for index in 0..members {
         let (site, gateway) = (name(index), format!("gateway-{index:04}"));
-        let subnet = format!("10.{}.{}.0/24", index / 256, index % 256);
-        objects.insert(object(Kind::ESite, &site, json!({"subnets": [subnet]})));
+        objects.insert(object(Kind::ESite, &site, json!({"subnets": [plan.subnet(index)]})));
         objects.insert(object(Kind::EGateway, &gateway, json!({"eSiteName": site})));
         let mut key = [0; 32];
         key[..8].copy_from_slice(&(index as u64 + 1).to_be_bytes());
@@ -77,8 +100,8 @@ fn the_netmap_of_a_member_grows_with_its_neighbours_and_no_faster() {
 
 /// The sum of the netmaps of all members, when each talks with the next `talking` ones and they with it, and the largest
 /// delta when one more site joins.
-fn sum(members: usize, talking: usize) -> (usize, usize) {
-    let (objects, larger) = (community(members), community(members + 1));
+fn sum(members: usize, talking: usize, plan: AddressPlan) -> (usize, usize) {
+    let (objects, larger) = (community_of(members, plan), community_of(members + 1, plan));
     let (mut bytes, mut delta) = (0, 0);
     // Netmaps of the first gateways; the remaining ones are alike.
     const SAMPLE: usize = 16;
@@ -102,7 +125,7 @@ fn sum(members: usize, talking: usize) -> (usize, usize) {
 #[test]
 fn the_netmaps_of_a_large_community_grow_with_the_neighbours_that_talk() {
     for talking in [4, 16] {
-        let rows = [250, 500, 1000].map(|members| (members, sum(members, talking)));
+        let rows = [250, 500, 1000].map(|members| (members, sum(members, talking, AddressPlan::Adjacent)));
         for (members, (bytes, delta)) in rows {
             println!(
                 "{members} gateways, {talking} talk: {bytes} bytes of netmaps together, {} each; a new site is a delta of {delta} bytes at most",
@@ -112,6 +135,33 @@ fn the_netmaps_of_a_large_community_grow_with_the_neighbours_that_talk() {
         }
         let [(_, (small, _)), _, (_, (large, _))] = rows;
         assert!(large < small * 5, "four times the members: {small} and {large} bytes");
+    }
+}
+
+/// Bytes of a summary for each network that cannot be joined with another.
+const SCATTERED_NETWORK_BYTES: usize = 8;
+
+#[test]
+fn a_scattered_address_plan_costs_a_few_bytes_per_network_and_nothing_else() {
+    for (members, talking) in [(250, 4), (500, 4), (1000, 4), (1000, 16)] {
+        let networks: BTreeSet<String> =
+            (0..members).map(|index| AddressPlan::Scattered.subnet(index)).collect();
+        assert_eq!(networks.len(), members, "each site has a network of its own");
+        let [adjacent, scattered] = [AddressPlan::Adjacent, AddressPlan::Scattered].map(|plan| {
+            let (bytes, delta) = sum(members, talking, plan);
+            (bytes / members, delta)
+        });
+        println!(
+            "{members} gateways with scattered networks, {talking} talk: {} bytes of netmaps together, {} each instead of {}; \
+             a new site is a delta of {} bytes at most instead of {}",
+            scattered.0 * members,
+            scattered.0,
+            adjacent.0,
+            scattered.1,
+            adjacent.1
+        );
+        let more = scattered.0 - adjacent.0;
+        assert!(more <= members * SCATTERED_NETWORK_BYTES, "{more} bytes for {members} networks");
     }
 }
 
