@@ -4,21 +4,30 @@
 //! carries them in the way it can. `Relays` knows which pairs are open and when each last moved, for a
 //! replica that stops.
 
+mod placement;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use bytes::Bytes;
 use causeway_api::sync::MutexExt;
 use causeway_channel::link::{
     DatagramFlow, DatagramFlowRecv, DatagramFlowSend, RecvStream, ResetCode, SendStream, Stream, StreamHeader,
 };
 use causeway_gateway::peers::{CrossingHeader, StreamContent};
 use tokio::io::AsyncWriteExt;
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
+use tokio_util::task::AbortOnDropHandle;
 
-/// Bytes that are read at a time; the transport hands out no more than it has.
-const CHUNK_BYTES: usize = 64 << 10;
+use placement::{RelayPlacement, RelaySide};
+
+/// Bytes that cross in one turn at most: as much as the driver of a link writes at once. The transport returns no more than it has.
+const TURN_BYTES: usize = 128 << 10;
+/// The list of chunks in flight keeps this capacity while nothing moves.
+const CHUNKS_KEPT: usize = 8;
 /// A tunnel in which nothing moved for this long is idle. As in the gateway.
 const QUIET: Duration = Duration::from_millis(500);
 /// Interval at which the pairs are checked while a stop waits for some of them.
@@ -63,7 +72,7 @@ impl Relays {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.pairs().insert(number, pair.clone());
         let _listed = Listed { relays: self, number };
-        relay(&pair, near, far).await;
+        relay(pair, near, far).await;
     }
 
     /// Waits until the pairs that are open now have ended or are idle, at most until `end`.
@@ -99,33 +108,93 @@ impl Drop for Listed<'_> {
     }
 }
 
-async fn relay(pair: &Pair, near: Stream, far: Stream) {
+async fn relay(pair: Arc<Pair>, near: Stream, far: Stream) {
     if near.has_datagrams() || far.has_datagrams() {
         let (near, far) = (DatagramFlow::from(near), DatagramFlow::from(far));
         // On the heap: streams without them do not carry its state.
+        let pair = &*pair;
         Box::pin(async { tokio::join!(pour(pair, near.recv, far.send), pour(pair, far.recv, near.send)) })
             .await;
         return;
     }
+    let (near_thread, far_thread) = (near.runtime().cloned(), far.runtime().cloned());
     let ((near_send, near_recv), (far_send, far_recv)) = (near.split(), far.split());
-    tokio::join!(pump(pair, near_recv, far_send), pump(pair, far_recv, near_send));
+    let onward = RelayDirection { pair: pair.clone(), from: near_recv, to: far_send };
+    let back = RelayDirection { pair, from: far_recv, to: near_send };
+    tokio::join!(carry(onward, &near_thread, &far_thread), carry(back, &far_thread, &near_thread));
 }
 
-async fn pump(pair: &Pair, mut from: RecvStream, mut to: SendStream) {
+/// Carries one direction to its end, on the threads of its two links in turn. Dropping the future ends it.
+async fn carry(mut direction: RelayDirection, source: &Option<Handle>, destination: &Option<Handle>) {
+    let mut placement = RelayPlacement::new();
     loop {
-        let chunk = tokio::select! {
-            chunk = from.read_chunk(CHUNK_BYTES) => chunk,
-            // The reader at the far end has stopped: the writer here is told at once, not with the next byte.
-            code = to.stopped() => return from.stop(code),
+        let runtime = match placement.side() {
+            RelaySide::Source => source,
+            RelaySide::Destination => destination,
         };
-        pair.touch();
-        let failed = match chunk {
-            Ok(Some(bytes)) => to.write_chunk(bytes).await.err(),
-            Ok(None) => return drop(to.shutdown().await),
-            Err(error) => return to.reset(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned)),
-        };
-        if let Some(error) = failed {
-            return from.stop(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned));
+        match run_on(runtime.clone(), direction.run(placement)).await {
+            Some(moved) => (direction, placement) = moved,
+            None => return,
+        }
+    }
+}
+
+/// Runs a task on another I/O thread, or here where that is the same. Returns `None` also when it was dropped there.
+async fn run_on<T: Send + 'static>(
+    runtime: Option<Handle>,
+    task: impl Future<Output = Option<T>> + Send + 'static,
+) -> Option<T> {
+    match runtime.filter(|runtime| runtime.id() != Handle::current().id()) {
+        Some(runtime) => AbortOnDropHandle::new(runtime.spawn(task)).await.ok().flatten(),
+        None => task.await,
+    }
+}
+
+/// One direction of a stream.
+struct RelayDirection {
+    pair: Arc<Pair>,
+    from: RecvStream,
+    to: SendStream,
+}
+
+impl RelayDirection {
+    /// Runs until the end, and returns `None`; or until the direction is to go on at the other side.
+    async fn run(mut self, mut placement: RelayPlacement) -> Option<(RelayDirection, RelayPlacement)> {
+        let RelayDirection { pair, from, to } = &mut self;
+        let mut chunks = Vec::new();
+        loop {
+            let read = tokio::select! {
+                biased;
+                read = from.read_chunks(&mut chunks, TURN_BYTES) => read,
+                // The reader at the far end has stopped: the writer here is told at once, not with the next byte.
+                code = to.stopped() => {
+                    from.stop(code);
+                    return None;
+                }
+            };
+            pair.touch();
+            let bytes = chunks.iter().map(Bytes::len).sum();
+            let failed = match read {
+                Ok(true) => to.write_chunks(&mut chunks).await.err(),
+                Ok(false) => {
+                    let _ = to.shutdown().await;
+                    return None;
+                }
+                Err(error) => {
+                    to.reset(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned));
+                    return None;
+                }
+            };
+            if let Some(error) = failed {
+                from.stop(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned));
+                return None;
+            }
+            if placement.handle_turn(bytes) {
+                return Some((self, placement));
+            }
+            if chunks.capacity() > CHUNKS_KEPT {
+                chunks = Vec::new();
+            }
         }
     }
 }
@@ -145,5 +214,56 @@ async fn pour(pair: &Pair, mut from: DatagramFlowRecv, mut to: DatagramFlowSend)
         if let Some(error) = failed {
             return from.stop(ResetCode::of(&error).unwrap_or(ResetCode::Abandoned));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{self, ThreadId};
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// A thread with a runtime, as links have them. It ends when the sender is dropped.
+    fn io_thread() -> (Handle, ThreadId, oneshot::Sender<()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (handle, (end, ended)) = (runtime.handle().clone(), oneshot::channel());
+        let thread = thread::spawn(move || drop(runtime.block_on(ended)));
+        (handle, thread.thread().id(), end)
+    }
+
+    async fn thread_of_task(runtime: Option<Handle>) -> ThreadId {
+        let (tell, told) = oneshot::channel();
+        let here = async move {
+            tell.send(thread::current().id()).unwrap();
+            Some(())
+        };
+        assert_eq!(run_on(runtime, here).await, Some(()));
+        told.await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_task_runs_on_the_thread_that_it_is_given() {
+        let (runtime, expected, _end) = io_thread();
+        assert_eq!(thread_of_task(Some(runtime)).await, expected);
+        assert_eq!(thread_of_task(None).await, thread::current().id());
+        assert_eq!(thread_of_task(Some(Handle::current())).await, thread::current().id());
+    }
+
+    #[tokio::test]
+    async fn a_task_elsewhere_ends_with_the_relay() {
+        let (runtime, _, _end) = io_thread();
+        let (begun, began) = oneshot::channel();
+        let (held, dropped) = oneshot::channel::<()>();
+        let relaying = tokio::spawn(run_on(Some(runtime), async move {
+            begun.send(()).unwrap();
+            let _held = held;
+            std::future::pending::<Option<()>>().await
+        }));
+        began.await.unwrap();
+        relaying.abort();
+        let ended = tokio::time::timeout(Duration::from_secs(60), dropped).await;
+        assert!(ended.expect("the task goes on").is_err());
     }
 }
