@@ -153,7 +153,7 @@ fn rules(identity: &Identity, body: &Value) -> Value {
         Role::Admin => paths = vec![json!({ "verbs": ["*"], "nonResourceURLs": ["*"] })],
         Role::Viewer => {
             paths.push(json!({ "verbs": ["get"], "nonResourceURLs": descriptions }));
-            paths.push(json!({ "verbs": ["get"], "nonResourceURLs": [paths::STATUS, paths::AUDIT] }));
+            paths.push(json!({ "verbs": ["get"], "nonResourceURLs": [paths::STATUS, paths::AUDIT, paths::ACCESS, paths::PATHS, paths::CACHES] }));
         }
         Role::Gateway { .. } | Role::Delegated | Role::Unprivileged => {
             paths.push(json!({ "verbs": ["get"], "nonResourceURLs": descriptions }));

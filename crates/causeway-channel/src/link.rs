@@ -559,7 +559,8 @@ impl SendStream {
         }
     }
 
-    /// Writes all of `chunks` and leaves the list empty: as `write_chunk` for each, at the cost of one.
+    /// Writes all of `chunks` and leaves the list empty: as `write_chunk` for each, at the cost of one. Cancel-safe: what was not taken stays
+    /// in the list, behind chunks that are empty.
     pub async fn write_chunks(&mut self, chunks: &mut Vec<Bytes>) -> io::Result<()> {
         match &mut self.0 {
             SendInner::Quic(send) => send.write_chunks(chunks).await,

@@ -4,13 +4,15 @@
 //! end when the thread that started them ends, so that a killed test leaves nothing behind.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
+
+use crate::free_port::free_port;
 
 /// The time that a member may take until it answers; recovery on a busy machine included.
 const HEALTHY_WITHIN: Duration = Duration::from_secs(60);
@@ -58,7 +60,7 @@ impl Cluster {
                 binary: binary.clone(),
                 directory: TempDir::new()?,
                 tls: tls.clone(),
-                members: free_members(size)?,
+                members: free_members(size),
             };
             match cluster.start_all() {
                 Ok(()) => return Ok(cluster),
@@ -187,16 +189,12 @@ pub fn binary() -> Result<PathBuf> {
     Ok(PathBuf::from(text.lines().last().context("install-etcd printed nothing")?))
 }
 
-fn free_members(size: usize) -> Result<Vec<Member>> {
-    // All are held until all are known, so that no two are the same.
-    let listeners: Vec<TcpListener> =
-        (0..size * 3).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<std::io::Result<_>>()?;
-    let addresses: Vec<SocketAddr> =
-        listeners.iter().map(TcpListener::local_addr).collect::<std::io::Result<_>>()?;
-    Ok(addresses
+fn free_members(size: usize) -> Vec<Member> {
+    let addresses: Vec<SocketAddr> = (0..size * 3).map(|_| free_port()).collect();
+    addresses
         .chunks_exact(3)
         .map(|three| Member { client: three[0], peer: three[1], health: three[2], process: None })
-        .collect())
+        .collect()
 }
 
 fn is_healthy(address: SocketAddr) -> bool {

@@ -6,6 +6,7 @@ pub mod causeway;
 pub mod cluster_net;
 pub mod etcd;
 pub mod fleet;
+pub mod free_port;
 pub mod https;
 pub mod net;
 pub mod random;

@@ -509,10 +509,14 @@ pub fn keep_grant(
     question: &str,
     allowed: Option<i64>,
 ) -> rusqlite::Result<()> {
-    connection.execute("DELETE FROM grants WHERE caller = ?1 AND question = ?2", [caller, question])?;
+    let replaced =
+        connection.execute("DELETE FROM grants WHERE caller = ?1 AND question = ?2", [caller, question])?;
     if let Some(allowed) = allowed {
         connection.execute("INSERT INTO grants VALUES (?1, ?2, ?3)", params![caller, question, allowed])?;
-        drop_surplus_grants(connection, caller, (CALLER_GRANTS_MAX, GRANTS_MAX))?;
+        // A grant that was there already adds no row. A kubelet renews thousands of them.
+        if replaced == 0 {
+            drop_surplus_grants(connection, caller, (CALLER_GRANTS_MAX, GRANTS_MAX))?;
+        }
     }
     Ok(())
 }
@@ -523,10 +527,19 @@ fn drop_surplus_grants(
     caller: &str,
     (caller_max, all_max): (u32, u32),
 ) -> rusqlite::Result<()> {
-    let own =
-        "DELETE FROM grants WHERE caller = ?1 AND question IN (SELECT question FROM grants WHERE caller = ?1
-        ORDER BY allowed DESC, question LIMIT -1 OFFSET ?2)";
-    connection.execute(own, params![caller, caller_max])?;
+    // Counting is quick, sorting is not: all other writes of the copy wait for it.
+    let count = |query: &str, caller: &[&str]| {
+        connection.query_row(query, rusqlite::params_from_iter(caller), |row| row.get::<_, u32>(0))
+    };
+    if count("SELECT count(*) FROM grants WHERE caller = ?1", &[caller])? > caller_max {
+        let own =
+            "DELETE FROM grants WHERE caller = ?1 AND question IN (SELECT question FROM grants WHERE caller = ?1
+            ORDER BY allowed DESC, question LIMIT -1 OFFSET ?2)";
+        connection.execute(own, params![caller, caller_max])?;
+    }
+    if count("SELECT count(*) FROM grants", &[])? <= all_max {
+        return Ok(());
+    }
     let all = "DELETE FROM grants WHERE (caller, question) IN (SELECT caller, question FROM grants
         ORDER BY allowed DESC, caller, question LIMIT -1 OFFSET ?1)";
     connection.execute(all, [all_max]).map(drop)
@@ -547,7 +560,7 @@ pub fn keep_caller(
     connection.execute("DELETE FROM callers WHERE token = ?1 OR seen < ?2", params![token, oldest])?;
     if let Some(user) = user {
         connection.execute("INSERT INTO callers VALUES (?1, ?2, ?3)", params![token, user, now])?;
-        drop_surplus_callers(connection, user, (USER_TOKENS_MAX, CALLERS_MAX))?;
+        drop_surplus_callers(connection, (token, user), (USER_TOKENS_MAX, CALLERS_MAX))?;
     }
     Ok(())
 }
@@ -556,17 +569,18 @@ pub fn keep_caller(
 const CALLERS_MAX: u32 = 4_096;
 const USER_TOKENS_MAX: u32 = 256;
 
-/// Forgets the tokens of a user beyond its share that were reviewed longest ago, and those of all users.
+/// Forgets the tokens of a user beyond its share that were reviewed longest ago, and those of all users. The newest one stays, also when a
+/// clock that was ahead has left later times.
 fn drop_surplus_callers(
     connection: &Connection,
-    user: &str,
+    (newest, user): (&str, &str),
     (user_max, all_max): (u32, u32),
 ) -> rusqlite::Result<()> {
     let own = "DELETE FROM callers WHERE token IN (SELECT token FROM callers
-        WHERE json_extract(user, '$.username') = json_extract(?1, '$.username') ORDER BY seen DESC, token LIMIT -1 OFFSET ?2)";
-    connection.execute(own, params![user, user_max])?;
-    let all = "DELETE FROM callers WHERE token IN (SELECT token FROM callers ORDER BY seen DESC, token LIMIT -1 OFFSET ?1)";
-    connection.execute(all, [all_max]).map(drop)
+        WHERE json_extract(user, '$.username') = json_extract(?1, '$.username') ORDER BY token = ?3 DESC, seen DESC, token LIMIT -1 OFFSET ?2)";
+    connection.execute(own, params![user, user_max, newest])?;
+    let all = "DELETE FROM callers WHERE token IN (SELECT token FROM callers ORDER BY token = ?2 DESC, seen DESC, token LIMIT -1 OFFSET ?1)";
+    connection.execute(all, params![all_max, newest]).map(drop)
 }
 
 #[cfg(test)]
@@ -650,8 +664,9 @@ mod tests {
         let review = |user: &str, number: i64| {
             // Users differ in what the API server says about each token.
             let user = format!(r#"{{"username":"{user}","extra":{{"id":["{number}"]}}}}"#);
-            keep_caller(&connection, &format!("{user}{number}"), Some(&user), 7, 0).unwrap();
-            drop_surplus_callers(&connection, &user, (3, 5)).unwrap();
+            let token = format!("{user}{number}");
+            keep_caller(&connection, &token, Some(&user), 7, 0).unwrap();
+            drop_surplus_callers(&connection, (&token, &user), (3, 5)).unwrap();
         };
         review("ann", 0);
         (0..10).for_each(|number| review("pod", number));

@@ -29,10 +29,15 @@ const ANSWER_BYTES_MIN: usize = 4 << 10;
 const WATCHES_PER_CALLER_MAX: usize = 2_048;
 // A watch has about ten KiB with its stream.
 const WATCHES_MAX: ByClass = ByClass { nodes: 4_096, others: 6_144 };
-// Requests that pass to the API server, until their answers end: watches and sessions in containers may last for hours. A kubelet has a few.
-const PASSED_PER_CALLER_MAX: usize = 256;
-// The cloud serves 1,024 of a site (`upstream::REQUESTS_PER_SITE_MAX`). The rest is left to requests of the edge itself.
-const PASSED_MAX: ByClass = ByClass { nodes: 256, others: 640 };
+// Requests that pass to the API server, until their answers end: watches and sessions in containers may last for hours. One node leaves
+// half of the places of nodes to the other ones.
+const PASSED_PER_CALLER_MAX: usize = 192;
+const PASSED_MAX: ByClass = ByClass { nodes: 384, others: 384 };
+// Writes that the site can answer itself, leases above all: they are over soon, and no watch takes their places.
+const WRITES_PER_CALLER_MAX: usize = 32;
+// With `PASSED_MAX` less than the 1,024 of a site that the cloud serves (`upstream::REQUESTS_PER_SITE_MAX`). The rest is left to requests
+// of the edge itself.
+const WRITES_MAX: ByClass = ByClass { nodes: 96, others: 64 };
 // Requests of one caller that wait for memory; more are refused at once.
 const WAITING_PER_CALLER_MAX: usize = 64;
 /// The time that a request waits for memory. Clients of the API server wait 3 s for a revision too.
@@ -92,12 +97,30 @@ impl LimitReached {
     }
 }
 
+/// The places that a request takes while the API server answers it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PassedKind {
+    Any,
+    /// A write that the site answers when the API server is away.
+    SiteWrite,
+}
+
 #[derive(Default)]
 struct CallerUse {
     bytes: usize,
     watches: usize,
     passed: usize,
+    writes: usize,
     waiting: usize,
+}
+
+impl CallerUse {
+    fn passed(&mut self, kind: PassedKind) -> &mut usize {
+        match kind {
+            PassedKind::Any => &mut self.passed,
+            PassedKind::SiteWrite => &mut self.writes,
+        }
+    }
 }
 
 /// The use of each caller. Callers that use nothing have no entry.
@@ -106,6 +129,7 @@ struct UseTable {
     bytes: ByClass,
     watches: ByClass,
     passed: ByClass,
+    writes: ByClass,
     callers: HashMap<LimitedCaller, CallerUse>,
 }
 
@@ -145,20 +169,28 @@ impl UseTable {
         self.change(caller, |used| used.watches -= 1);
     }
 
-    fn take_passed(&mut self, caller: &LimitedCaller) -> Result<(), LimitReached> {
-        let own = self.callers.get(caller).map_or(0, |used| used.passed);
-        let (all, mut max) = (self.passed.of(caller.is_node), PASSED_MAX);
-        if own >= PASSED_PER_CALLER_MAX || *all >= *max.of(caller.is_node) {
+    fn take_passed(&mut self, caller: &LimitedCaller, kind: PassedKind) -> Result<(), LimitReached> {
+        let used = self.callers.get(caller).map_or((0, 0), |used| (used.passed, used.writes));
+        let (own, own_max, all, mut max) = match kind {
+            PassedKind::Any => (used.0, PASSED_PER_CALLER_MAX, &mut self.passed, PASSED_MAX),
+            PassedKind::SiteWrite => (used.1, WRITES_PER_CALLER_MAX, &mut self.writes, WRITES_MAX),
+        };
+        let all = all.of(caller.is_node);
+        if own >= own_max || *all >= *max.of(caller.is_node) {
             return Err(LimitReached::Full);
         }
         *all += 1;
-        self.callers.entry(caller.clone()).or_default().passed += 1;
+        *self.callers.entry(caller.clone()).or_default().passed(kind) += 1;
         Ok(())
     }
 
-    fn free_passed(&mut self, caller: &LimitedCaller) {
-        *self.passed.of(caller.is_node) -= 1;
-        self.change(caller, |used| used.passed -= 1);
+    fn free_passed(&mut self, caller: &LimitedCaller, kind: PassedKind) {
+        let all = match kind {
+            PassedKind::Any => &mut self.passed,
+            PassedKind::SiteWrite => &mut self.writes,
+        };
+        *all.of(caller.is_node) -= 1;
+        self.change(caller, |used| *used.passed(kind) -= 1);
     }
 
     fn begin_waiting(&mut self, caller: &LimitedCaller) -> Result<(), LimitReached> {
@@ -177,7 +209,7 @@ impl UseTable {
     fn change(&mut self, caller: &LimitedCaller, change: impl FnOnce(&mut CallerUse)) {
         let Some(used) = self.callers.get_mut(caller) else { return };
         change(used);
-        if (used.bytes, used.watches, used.passed, used.waiting) == (0, 0, 0, 0) {
+        if (used.bytes, used.watches, used.passed, used.writes, used.waiting) == (0, 0, 0, 0, 0) {
             self.callers.remove(caller);
         }
     }
@@ -231,9 +263,13 @@ impl CallerLimits {
 
 impl CallerLimits {
     /// Counts a request that passes to the API server until the guard is dropped.
-    pub fn begin_passed(&self, caller: &LimitedCaller) -> Result<PassedRequest, LimitReached> {
-        self.0.table.lock_ignoring_poison().take_passed(caller)?;
-        Ok(PassedRequest { limits: self.clone(), caller: caller.clone() })
+    pub fn begin_passed(
+        &self,
+        caller: &LimitedCaller,
+        kind: PassedKind,
+    ) -> Result<PassedRequest, LimitReached> {
+        self.0.table.lock_ignoring_poison().take_passed(caller, kind)?;
+        Ok(PassedRequest { limits: self.clone(), caller: caller.clone(), kind })
     }
 }
 
@@ -241,11 +277,12 @@ impl CallerLimits {
 pub struct PassedRequest {
     limits: CallerLimits,
     caller: LimitedCaller,
+    kind: PassedKind,
 }
 
 impl Drop for PassedRequest {
     fn drop(&mut self) {
-        self.limits.0.table.lock_ignoring_poison().free_passed(&self.caller);
+        self.limits.0.table.lock_ignoring_poison().free_passed(&self.caller, self.kind);
     }
 }
 
@@ -392,18 +429,26 @@ mod tests {
     #[test]
     fn requests_at_the_api_server_are_bounded_by_caller_and_pods_leave_some_to_nodes() {
         let mut table = UseTable::default();
-        let mut take_all = |name: &str, is_node: bool| {
+        let mut take_all = |name: &str, is_node: bool, kind| {
             let caller = caller(name, is_node);
-            (0..2_000).take_while(|_| table.take_passed(&caller).is_ok()).count()
+            (0..2_000).take_while(|_| table.take_passed(&caller, kind).is_ok()).count()
         };
-        assert_eq!(["a", "b", "c", "d"].map(|name| take_all(name, false)), [256, 256, 128, 0]);
-        assert_eq!(take_all("system:node:n1", true), 256);
-        for name in ["a", "b", "c"] {
-            while table.callers.contains_key(&caller(name, false)) {
-                table.free_passed(&caller(name, false));
-            }
+        assert_eq!(["a", "b", "c"].map(|name| take_all(name, false, PassedKind::Any)), [192, 192, 0]);
+        let nodes = ["system:node:n1", "system:node:n2"];
+        assert_eq!(nodes.map(|name| take_all(name, true, PassedKind::Any)), [192, 192]);
+        let node = nodes[0];
+        assert_eq!(take_all(node, true, PassedKind::SiteWrite), 32, "a lease waits for no watch");
+        assert_eq!(take_all(nodes[1], true, PassedKind::SiteWrite), 32, "nor for the leases of another node");
+        for (name, is_node, kind, count) in [
+            ("a", false, PassedKind::Any, 192),
+            (node, true, PassedKind::Any, 192),
+            (node, true, PassedKind::SiteWrite, 32),
+        ] {
+            (0..count).for_each(|_| table.free_passed(&caller(name, is_node), kind));
         }
-        assert_eq!(table.take_passed(&caller("d", false)), Ok(()));
+        assert!(!table.callers.contains_key(&caller("a", false)));
+        assert!(!table.callers.contains_key(&caller(node, true)));
+        assert_eq!(table.take_passed(&caller("c", false), PassedKind::Any), Ok(()));
     }
 
     #[test]

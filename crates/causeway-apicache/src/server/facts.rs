@@ -4,8 +4,8 @@
 
 use causeway_api::management::{EdgeCacheFacts, EdgeCacheSubscription};
 
-/// Subscriptions that are listed. With long selectors and refusals they are a quarter of the largest answer of a gateway.
-const SUBSCRIPTIONS_MAX: usize = 100;
+/// Subscriptions that are listed. With long selectors and refusals they take less than half of the largest answer of a gateway.
+const SUBSCRIPTIONS_MAX: usize = 50;
 /// Characters of a selector or a refusal.
 const TEXT_MAX: usize = 200;
 
@@ -29,9 +29,10 @@ pub fn summarize(totals: EdgeCacheFacts, mut subscriptions: Vec<EdgeCacheSubscri
     }
 }
 
-/// A text of a client of the edge, cut to what an answer has room for.
+/// A text of a client of the edge, cut to what an answer has room for. What JSON writes as several bytes is replaced.
 pub fn shortened(text: &str) -> String {
-    text.chars().take(TEXT_MAX).collect()
+    let plain = |letter: char| if letter.is_control() || matches!(letter, '"' | '\\') { '?' } else { letter };
+    text.chars().map(plain).take(TEXT_MAX).collect()
 }
 
 #[cfg(test)]
@@ -81,7 +82,8 @@ mod tests {
 
     /// Characters of four bytes in every text of every subscription.
     #[test]
-    fn the_largest_answer_fits_into_what_a_gateway_may_say() {
+    fn the_largest_answer_leaves_room_to_the_other_facts_of_a_gateway() {
+        assert_eq!(shortened("a\u{1}\"\\b"), "a???b");
         let long = shortened(&"\u{1f600}".repeat(10_000));
         let one = EdgeCacheSubscription {
             resource: "g".repeat(253 * 3),
@@ -91,6 +93,6 @@ mod tests {
             ..EdgeCacheSubscription::default()
         };
         let facts = summarize(EdgeCacheFacts::default(), vec![one; 1_000]);
-        assert!(serde_json::to_vec(&facts).unwrap().len() < 256 * 1024);
+        assert!(serde_json::to_vec(&facts).unwrap().len() < 128 * 1024);
     }
 }

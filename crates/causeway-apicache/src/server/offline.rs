@@ -109,23 +109,31 @@ struct SiteRequest<'a> {
 /// An answer, or the refusal that stands for it.
 type Answered = Result<Response<ApiBody>, Status>;
 
-/// Reads the body of a write, which the log may have to keep. It counts as memory of its caller until the answer, and has a deadline.
+// Renewals of leases and most other writes. They are bounded by the number of connections, and do not wait for the memory of long answers.
+const SMALL_BODY_BYTES: usize = 64 << 10;
+
+/// Reads the body of a write, which the log may have to keep. A long one counts as memory of its caller until the answer, and all have a deadline.
 pub(super) async fn whole_body(
     (limits, caller): (&CallerLimits, &LocalCaller),
     headers: &HeaderMap,
     body: ApiBody,
-) -> Result<(Bytes, AnswerMemory), Status> {
+) -> Result<(Bytes, Option<AnswerMemory>), Status> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
     let bytes_max = length.and_then(|text| text.parse().ok()).unwrap_or(BODY_BYTES_MAX);
     if bytes_max > BODY_BYTES_MAX {
         return Err(Status::too_large(BODY_BYTES_MAX));
     }
-    let taken = limits.take(&LimitedCaller::of(caller), BODY_MEMORY * bytes_max).await;
-    let mut memory = taken.map_err(|reached| reached.status(false))?;
+    let mut memory = None;
+    if bytes_max > SMALL_BODY_BYTES {
+        let taken = limits.take(&LimitedCaller::of(caller), BODY_MEMORY * bytes_max).await;
+        memory = Some(taken.map_err(|reached| reached.status(false))?);
+    }
     let read = tokio::time::timeout(BODY_TIME_MAX, respond::collect(body, bytes_max)).await;
     let body = read.map_err(|_| Status::request_timeout("the body did not arrive in time"))?;
     let body = body.map_err(|_| Status::too_large(BODY_BYTES_MAX))?;
-    memory.shrink(BODY_MEMORY * body.len());
+    if let Some(memory) = &mut memory {
+        memory.shrink(BODY_MEMORY * body.len());
+    }
     Ok((body, memory))
 }
 
@@ -157,7 +165,7 @@ pub async fn write(
         if let Some(uri) = without_timeout(passed.uri()) {
             *passed.uri_mut() = uri;
         }
-        match context.pass.forward(passed, (caller, &context.limits)).await {
+        match context.pass.forward_write(passed, (caller, &context.limits)).await {
             Ok(response) if !is_away(response.status()) => return asked.passed(kind, response).await,
             Ok(_) => {}
             Err(PassError(status)) if status.code != 503 => return respond::refusal(&status),

@@ -109,7 +109,7 @@ pub async fn write(
     // A write that waits in the log goes before a newer one of the same object.
     if asked.waiting().is_none() {
         let passed = Request::from_parts(head, full(asked.body.clone()));
-        match context.pass.forward(passed, (caller, &context.limits)).await {
+        match context.pass.forward_write(passed, (caller, &context.limits)).await {
             Ok(response) if !is_away(response.status()) => return asked.passed(response).await,
             Ok(_) => {}
             Err(PassError(status)) if status.code != 503 => return respond::refusal(&status),

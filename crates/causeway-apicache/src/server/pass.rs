@@ -15,7 +15,7 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 
-use super::caller_limits::{CallerLimits, LimitedCaller};
+use super::caller_limits::{CallerLimits, LimitedCaller, PassedKind, PassedRequest};
 use super::respond::{ApiBody, BoxError};
 use crate::connector::CloudConnector;
 use crate::identity::LocalCaller;
@@ -98,9 +98,34 @@ impl Passthrough {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let passed_request = limits
-            .begin_passed(&LimitedCaller::of(caller))
+        let place = limits
+            .begin_passed(&LimitedCaller::of(caller), PassedKind::Any)
             .map_err(|_| PassError(too_many(request.uri().query())))?;
+        self.forward_counted(request, caller, place).await
+    }
+
+    /// Passes a write that the site answers when the API server is away. A caller with too many of them gets 429, which is no such answer.
+    pub async fn forward_write(
+        &self,
+        request: Request<ApiBody>,
+        (caller, limits): (&LocalCaller, &CallerLimits),
+    ) -> Result<Response<ApiBody>, PassError> {
+        let place = limits
+            .begin_passed(&LimitedCaller::of(caller), PassedKind::SiteWrite)
+            .map_err(|_| PassError(Status::too_many_requests(TOO_MANY, 1)))?;
+        self.forward_counted(request, caller, place).await
+    }
+
+    async fn forward_counted<B>(
+        &self,
+        request: Request<B>,
+        caller: &LocalCaller,
+        passed_request: PassedRequest,
+    ) -> Result<Response<ApiBody>, PassError>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
         let (mut head, body) = request.into_parts();
         let client = head.extensions.remove::<hyper::upgrade::OnUpgrade>();
         let upgrade = head.headers.get(header::UPGRADE).cloned();
@@ -167,12 +192,13 @@ impl Passthrough {
 
 /// The refusal of a caller that has too many requests at the API server. An informer takes 429 for a state that begins late, so a watch gets 503.
 fn too_many(query: Option<&str>) -> Status {
-    let why = "this caller has too many requests under way to the API server";
     match QueryParameters::parse(query).flag("watch") {
-        Some(true) => Status::unavailable(why, 1),
-        _ => Status::too_many_requests(why, 1),
+        Some(true) => Status::unavailable(TOO_MANY, 1),
+        _ => Status::too_many_requests(TOO_MANY, 1),
     }
 }
+
+const TOO_MANY: &str = "this caller has too many requests under way to the API server";
 
 fn boxed(error: hyper::Error) -> BoxError {
     Box::new(error)
@@ -231,9 +257,22 @@ mod tests {
                 Err(code) => break code,
             }
         };
-        assert_eq!((held.len(), refused), (256, 429));
+        assert_eq!((held.len(), refused), (192, 429));
         assert_eq!(forward(&greedy, "/api/v1/pods?watch=1").await.err(), Some(503));
         assert!(forward(&other, "/api/v1/pods").await.is_ok());
+        // A write that the site may answer has places of its own, and a query cannot make a refusal look as if the API server were away.
+        let mut written = Vec::new();
+        let refused = loop {
+            let request = Request::put("/api/v1/namespaces/shop/configmaps/a?watch=1")
+                .body(full(Bytes::new()))
+                .unwrap();
+            match pass.forward_write(request, (&greedy, &limits)).await {
+                Ok(response) if written.len() < 1_000 => written.push(response),
+                Ok(_) => panic!("there is no bound"),
+                Err(PassError(status)) => break status.code,
+            }
+        };
+        assert_eq!((written.len(), refused), (32, 429));
         let body = held.pop().unwrap().into_body().collect().await.unwrap().to_bytes();
         assert_eq!(body, "{}");
         assert!(forward(&greedy, "/api/v1/pods").await.is_ok(), "an answer has ended");

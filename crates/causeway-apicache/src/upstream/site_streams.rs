@@ -9,6 +9,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Memory for bodies of requests, or for long messages and described copies, of one site: four bodies of the largest size.
 const MEMORY_KIB: usize = 64 << 10;
+/// The largest snapshot, alone.
+pub const SNAPSHOT_BYTES_MAX: usize = MEMORY_KIB << 10;
 
 /// The open streams by site. Sites without one have no entry. Clones are the same streams.
 #[derive(Clone)]

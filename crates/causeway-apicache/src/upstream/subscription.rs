@@ -18,7 +18,7 @@ use super::Upstream;
 use super::access::{AccessQuestion, HeldDecision, any_changed};
 use super::cluster::UpstreamIdentity;
 use super::feed::{FeedChange, FeedStart, ResourceFeed};
-use super::site_streams::SiteMemory;
+use super::site_streams::{SNAPSHOT_BYTES_MAX, SiteMemory};
 use crate::resource::{ResourceDescription, ResourceName, SubscriptionScope};
 use crate::sync::frames::{self, MessageReader, SyncFrameError};
 use crate::sync::sender::SyncSender;
@@ -31,9 +31,12 @@ const SUBSCRIBE_DEADLINE: Duration = Duration::from_secs(10);
 // The first list of a large resource.
 const READY_DEADLINE: Duration = Duration::from_secs(60);
 // A snapshot keeps old versions of objects in memory. An edge that takes it in answers each message within a round trip and a commit to its disk.
-const SNAPSHOT_SILENCE_MAX: Duration = Duration::from_secs(60);
+// Over a slow link the first part of a large copy takes minutes, beside other copies.
+const SNAPSHOT_SILENCE_MAX: Duration = Duration::from_secs(600);
 // A copy of 50 MB over a link of 125 kbit/s.
 const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(3_600);
+// Between attempts to find room for a snapshot.
+const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 // Pins and nodes of the site are checked again at this interval; decisions of the API server are held.
 const RECHECK: Duration = Duration::from_secs(60);
 // Progress without changes is told at most this often: idle links stay quiet.
@@ -239,22 +242,21 @@ async fn counted_start(
     snapshots: &SiteMemory,
     (selector, revision): (&Selector, Revision),
 ) -> Result<(FeedStart, Option<OwnedSemaphorePermit>), Status> {
-    // The size is known when there is a snapshot, so one that finds no room is made again.
-    let mut taken: Option<(usize, OwnedSemaphorePermit)> = None;
     loop {
         let start = feed.start(selector, revision);
         let start = start.ok_or_else(|| Status::unavailable("the resource is not listed yet", 1))?;
         let FeedStart::Snapshot(target, _) = &start else { return Ok((start, None)) };
         let bytes = target.held_bytes();
-        match taken.take() {
-            Some((room, held)) if room >= bytes => return Ok((start, Some(held))),
-            _ => {}
+        if bytes > SNAPSHOT_BYTES_MAX {
+            let why = "the copy is larger than the cloud can compare for one site; subscribe to a part of the resource";
+            return Err(Status::unavailable(why, 600));
         }
         if let Some(held) = snapshots.try_take(bytes) {
             return Ok((start, Some(held)));
         }
+        // One that queued would take all room that becomes free, and keep small ones from it.
         drop(start);
-        taken = snapshots.take(bytes).await.map(|held| (bytes, held));
+        tokio::time::sleep(ROOM_CHECK_INTERVAL).await;
     }
 }
 

@@ -157,11 +157,16 @@ impl QuicRecv {
         }
         let mut packets = [const { Bytes::new() }; PACKETS_MAX];
         let packets = &mut packets[..more.min(PACKETS_MAX)];
-        // An end or an error is reported again by the next read.
-        if let Some(Ok(Some(count))) = self.recv.read_chunks(packets).now_or_never() {
-            let packets = &mut packets[..count];
-            io_thread::note(count, packets.iter().map(Bytes::len).sum());
-            chunks.extend(packets.iter_mut().map(std::mem::take));
+        match self.recv.read_chunks(packets).now_or_never() {
+            Some(Ok(Some(count))) => {
+                let packets = &mut packets[..count];
+                io_thread::note(count, packets.iter().map(Bytes::len).sum());
+                chunks.extend(packets.iter_mut().map(std::mem::take));
+            }
+            // quinn tells a reset once and calls the stream ended after that: what came before it must not pass as the whole.
+            Some(Err(error)) => return Err(read_error(error)),
+            // The end is told again by the next read.
+            Some(Ok(None)) | None => {}
         }
         Ok(true)
     }

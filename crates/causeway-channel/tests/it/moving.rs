@@ -73,7 +73,7 @@ async fn a_link_moves_to_an_io_thread_with_its_first_service_stream_and_not_befo
     assert!(runtime.spawn(async { io_thread::current() }).await.unwrap().is_some());
     // The task of quinn follows with its next packet.
     exchange(&pair.edge, &pair.cloud, StreamPurpose::Service).await;
-    eventually("the connection is driven by the I/O thread", || io_tasks() == before + 1).await;
+    eventually("the connection is driven by the I/O thread", || io_tasks() > before).await;
     // It stays there, and streams of either end go on.
     for purpose in [StreamPurpose::Control, StreamPurpose::Service] {
         exchange(&pair.cloud, &pair.edge, purpose).await;

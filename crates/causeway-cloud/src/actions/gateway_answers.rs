@@ -19,8 +19,10 @@ use tokio::time::{Instant, timeout_at};
 use super::CloudActions;
 use crate::bootstrap::CLOUD;
 
-/// An answer of this age is given again.
-const FRESH: Duration = Duration::from_secs(3);
+/// An answer of this age is given again. With a console open on the map, a gateway with 64 peers sends some 16 KB as often.
+const FRESH: Duration = Duration::from_secs(10);
+/// A gateway that does not answer is left alone for this time, so that the questions of a call reach those that do.
+const SILENT: Duration = Duration::from_secs(30);
 /// Gateways of one call; a console asks for those in view.
 pub const GATEWAYS_MAX: usize = 200;
 /// Questions of this replica that are under way at the same time.
@@ -29,6 +31,10 @@ const AT_ONCE: usize = 32;
 const GATEWAY_DEADLINE: Duration = Duration::from_secs(5);
 /// Shorter than a console waits for an answer.
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
+/// Peers of one gateway: a community has at most as many.
+const PEERS_MAX: usize = 1_024;
+/// Characters of a text of a gateway.
+const TEXT_MAX: usize = 200;
 /// Gateways whose answers are kept.
 const KEPT_MAX: usize = 2_000;
 
@@ -45,9 +51,25 @@ impl GatewayAnswer {
         let peers = facts.tunnel.map(|tunnel| tunnel.peers).unwrap_or_default().into_iter();
         let paths = peers
             .filter(|(_, peer)| peer.carries_networks)
-            .map(|(name, peer)| GatewayPath::new(gateway, name, peer));
+            .take(PEERS_MAX)
+            .map(|(name, peer)| shortened(GatewayPath::new(gateway, name, peer)));
         GatewayAnswer { paths: paths.collect(), cache: facts.role.and_then(|role| role.kubernetes) }
     }
+}
+
+/// Cuts what a gateway says to a length that a table has room for.
+fn shortened(mut path: GatewayPath) -> GatewayPath {
+    let texts = [&mut path.endpoint, &mut path.relay, &mut path.not_direct, &mut path.last_handshake];
+    for text in texts.into_iter().flatten().chain([&mut path.path]) {
+        if let Some((end, _)) = text.char_indices().nth(TEXT_MAX) {
+            text.truncate(end);
+        }
+    }
+    path
+}
+
+fn valid_for<T>(answer: &Result<T, String>) -> Duration {
+    if answer.is_ok() { FRESH } else { SILENT }
 }
 
 type KeptAnswer = Option<(Instant, Result<Arc<GatewayAnswer>, String>)>;
@@ -75,7 +97,7 @@ impl GatewayAnswers {
         let slot = self.slot(gateway);
         let mut kept = slot.lock().await;
         if let Some((at, answer)) = &*kept
-            && at.elapsed() < FRESH
+            && at.elapsed() < valid_for(answer)
         {
             return answer.clone();
         }
@@ -91,7 +113,9 @@ impl GatewayAnswers {
         if slots.len() >= KEPT_MAX && !slots.contains_key(gateway) {
             // One that is locked is in use, so it is fresh in a moment.
             slots.retain(|_, slot| {
-                slot.try_lock().map_or(true, |kept| kept.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH))
+                slot.try_lock().map_or(true, |kept| {
+                    kept.as_ref().is_some_and(|(at, answer)| at.elapsed() < valid_for(answer))
+                })
             });
         }
         slots.entry(gateway.to_owned()).or_default().clone()
@@ -181,6 +205,8 @@ mod tests {
         let refused = answers.of("oslo", async { Err("away".to_owned()) }).await;
         let again = answers.of("oslo", async { Ok(GatewayAnswer::default()) }).await;
         assert_eq!((refused, again), (Err("away".to_owned()), Err("away".to_owned())));
+        tokio::time::advance(SILENT).await;
+        assert!(answers.of("oslo", async { Ok(GatewayAnswer::default()) }).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use causeway_api::management::PathList;
+use causeway_api::management::{GatewayPath, PathList};
 use causeway_api::{ECommunity, EGateway, EService, Kind, ServiceExpose};
 use causeway_apiserver::ActionRefusal;
 use causeway_apiserver::request::query::QueryParameters;
@@ -29,7 +29,12 @@ impl CloudActions {
         let asked = self.ask_gateways(to_ask(&gateways, &sites, &names, is_connected)).await;
         let all = asked.answers.into_iter().flat_map(|(_, answer)| answer.paths.clone());
         let wanted = |name: &String| names.is_empty() || names.contains(name);
-        let mut paths: Vec<_> = all.filter(|path| wanted(&path.gateway) || wanted(&path.peer)).collect();
+        // A gateway could invent peers, and leave no room for the paths of other gateways.
+        let known: BTreeSet<&str> = gateways.iter().map(|gateway| gateway.metadata.name.as_str()).collect();
+        let is_shown = |path: &GatewayPath| {
+            known.contains(path.peer.as_str()) && (wanted(&path.gateway) || wanted(&path.peer))
+        };
+        let mut paths: Vec<_> = all.filter(is_shown).collect();
         let not_shown = paths.len().saturating_sub(PATHS_MAX);
         paths.truncate(PATHS_MAX);
         Ok(PathList { paths, unanswered: asked.unanswered, not_asked: asked.not_asked, not_shown })

@@ -28,6 +28,8 @@ const HOLD: Duration = Duration::from_secs(15);
 const HOLD_STOPPED: Duration = Duration::from_secs(3);
 /// Interval at which a disconnected gateway is looked for.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// A gateway that names another version with each session does not write its EGateway each time.
+const UPGRADE_INTERVAL: Duration = Duration::from_secs(60);
 /// The same while a gateway is missing that may be reported soon.
 const LOOK_SOON: Duration = Duration::from_secs(1);
 
@@ -40,6 +42,8 @@ pub struct ConnectionWatch {
     /// The state that an EGateway shows, if it has the condition. One entry per EGateway.
     shown: HashMap<String, ShownConnection>,
     missing: HashMap<String, Missing>,
+    /// When the version of a gateway was written because of an upgrade.
+    upgraded: HashMap<String, Instant>,
 }
 
 /// The status of `Connected` and the program, as an EGateway shows them.
@@ -100,7 +104,7 @@ fn condition_of(reason: &'static str) -> (&'static str, &'static str) {
 
 impl ConnectionWatch {
     pub fn new(sessions: Sessions) -> ConnectionWatch {
-        ConnectionWatch { sessions, shown: HashMap::new(), missing: HashMap::new() }
+        ConnectionWatch { sessions, shown: HashMap::new(), missing: HashMap::new(), upgraded: HashMap::new() }
     }
 
     /// Changes when a gateway is attached or detached.
@@ -148,7 +152,7 @@ impl ConnectionWatch {
 
     /// Returns every change that must be written now.
     pub fn changes_to_write(&mut self) -> Vec<(String, ConnectionChange)> {
-        let ConnectionWatch { sessions, shown, missing } = self;
+        let ConnectionWatch { sessions, shown, missing, upgraded } = self;
         let Some(elsewhere) = sessions.0.services.is_elsewhere.clone() else { return Vec::new() };
         let attached = sessions.attached();
         let here: HashMap<&str, &Session> =
@@ -158,12 +162,16 @@ impl ConnectionWatch {
         missing.retain(|gateway, _| is_shown(gateway) && !here.contains_key(gateway.as_str()));
         let fleet = shown.values().filter(|shown| shown.connected).count();
         let spread = sessions.0.spread(fleet);
+        upgraded.retain(|_, written| now.duration_since(*written) < UPGRADE_INTERVAL);
         let mut writes = Vec::new();
         for (gateway, session) in &here {
             let connected = shown.get(*gateway).map(|shown| shown.connected);
             let is_other = shown.get(*gateway).is_some_and(|shown| shown.software != session.software);
             // An edge that is upgraded is back before it counts as away.
-            let is_upgraded = is_other && !session.software.is_empty();
+            let is_upgraded = is_other && !session.software.is_empty() && !upgraded.contains_key(*gateway);
+            if is_upgraded {
+                upgraded.insert((*gateway).to_owned(), now);
+            }
             if is_upgraded || due(true, false, connected, Duration::ZERO, Duration::ZERO) {
                 let (since, software) = (session.since, session.software.clone());
                 writes.push(((*gateway).to_owned(), ConnectionChange::Connected { since, software }));

@@ -429,18 +429,22 @@ pub(crate) struct StreamSink<F> {
 impl<F: Fn()> ByteSink for StreamSink<F> {
     async fn write(&mut self, batch: &mut CopyBatch) -> io::Result<()> {
         batch.bytes = 0;
-        let mut write = std::pin::pin!(self.send.write_chunks(&mut batch.chunks));
         // Usually there is room, and no clock is needed.
-        if let Some(written) = write.as_mut().now_or_never() {
+        if let Some(written) = self.send.write_chunks(&mut batch.chunks).now_or_never() {
             return written;
         }
-        match tokio::time::timeout(STALL, &mut write).await {
-            Ok(written) => written,
-            Err(_) => {
-                (self.stalled)();
-                write.await
+        // What was not taken is still in the list. A slow link is given the time of a stall for each chunk.
+        for chunk in batch.chunks.drain(..).filter(|chunk| !chunk.is_empty()) {
+            let mut write = std::pin::pin!(self.send.write_chunk(chunk));
+            match tokio::time::timeout(STALL, &mut write).await {
+                Ok(written) => written?,
+                Err(_) => {
+                    (self.stalled)();
+                    write.await?;
+                }
             }
         }
+        Ok(())
     }
 
     async fn finish(&mut self) -> io::Result<()> {

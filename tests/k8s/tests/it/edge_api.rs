@@ -2,7 +2,7 @@
 //! restart without the cloud.
 
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use testlab::causeway::{Cloud, Process, Ran, daemon, finish, get, wait_for};
+use testlab::free_port::free_port;
 use testlab::relay::Relay;
 
 use crate::here;
@@ -92,10 +93,6 @@ pub async fn client_of(kubeconfig: &str) -> kube::Client {
     let options = kube::config::KubeConfigOptions::default();
     let config = kube::Config::from_custom_kubeconfig(file, &options).await.unwrap();
     kube::Client::try_from(config).unwrap()
-}
-
-fn free_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 impl EdgeLab {

@@ -293,6 +293,8 @@ impl RandomRun {
         } else if ran.stderr.contains("NotFound") {
             assert_eq!(theirs, None, "{name} at {revision}");
         } else {
+            // A link that has died under the request is a reason too.
+            let is_live = is_live && self.is_live();
             assert!(is_unavailable(&ran.stderr) && !is_live, "{name}, link live {is_live}: {ran:?}");
             self.refused += 1;
         }
@@ -311,6 +313,7 @@ impl RandomRun {
             self.answered += 1;
             return Some(serde_json::from_str(&ran.stdout).unwrap());
         }
+        let is_live = is_live && self.is_live();
         let names_revision = path.contains("Exact") || path.contains("continue=");
         let is_gone = names_revision && ["too old", "Expired"].iter().any(|text| ran.stderr.contains(text));
         let is_away = is_unavailable(&ran.stderr) && !is_live;

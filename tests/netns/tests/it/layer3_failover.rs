@@ -148,7 +148,7 @@ fn layer3_a_connection_outlives_the_active_gateway_of_its_site_and_its_return() 
     await_flows("the active gateway is killed");
     wait_for("edge-2 carries them", || carried(&edges[2])).unwrap();
     for (from, to) in [("host-a", HOST_B), ("host-b", HOST_A.1)] {
-        assert!(pings(from, to), "{from} pings {to}");
+        wait_for(&format!("{from} pings {to}"), || pings(from, to).then_some(())).unwrap();
     }
     edges[1].restart().unwrap();
     cloud.wait_gateway("edge-1", "is connected", PATIENCE, |gateway| gateway["connected"] == true).unwrap();

@@ -11,7 +11,7 @@ use crate::layer3_outages::await_path;
 use crate::layer3_paths::{Nat, cut_direct_path, restore_direct_path, set_nat};
 
 /// Longer than the path takes to change twice.
-const SECONDS: &str = "25";
+const SECONDS: &str = "40";
 const PORT: &str = "5201";
 
 #[test]
@@ -71,6 +71,6 @@ fn layer3_a_connection_of_iperf3_survives_that_the_direct_path_is_cut() {
         .collect();
     println!("KiB in each second, still open when the path was direct again: {is_open}: {seconds:?}");
     let received = report["end"]["sum_received"]["bytes"].as_u64().unwrap();
-    assert!(received > 8 << 20 && seconds.last() > Some(&0), "{received} {seconds:?}");
+    assert!(received > 8 << 20 && seconds.iter().rev().take(3).any(|kib| *kib > 0), "{received} {seconds:?}");
     lab.end();
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use testlab::causeway::{Cloud, Process, binary, daemon, get, wait_for};
+use testlab::free_port::free_port;
 
 use crate::data;
 
@@ -231,16 +232,6 @@ fn admin_of(data_dir: &Path, edge: &mut Process) -> SocketAddr {
         serde_json::from_slice::<Value>(&text).ok()?["admin"].as_str()?.parse().ok()
     });
     found.unwrap_or_else(|error| panic!("{error}\n{}", edge.log()))
-}
-
-/// A port of the loopback that is free for UDP and TCP at this moment.
-fn free_port() -> SocketAddr {
-    let found = wait_for("a free port", || {
-        let udp = UdpSocket::bind("127.0.0.1:0").ok()?;
-        let address = udp.local_addr().ok()?;
-        TcpListener::bind(address).ok().map(|_| address)
-    });
-    found.unwrap()
 }
 
 /// Asks for the address of a name (RFC 1035, sections 4.1 and 3.4.1).

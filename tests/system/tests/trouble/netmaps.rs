@@ -3,7 +3,7 @@
 //! The netmap of an edge is read from its data dir, as a restarted edge would; the expected one comes from the cloud's admin dump.
 //! Five rounds of kill -9, fifty with CAUSEWAY_SOAK=1.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::Duration;
@@ -12,6 +12,7 @@ use causeway_edge::netmap::persisted;
 use causeway_netmap::{Generation, Netmap, NetmapStamp, NetmapView, PolicyEntry};
 use serde_json::{Value, json};
 use testlab::causeway::{Cloud, Process, get, run, wait_for};
+use testlab::free_port::free_port;
 use testlab::https::{Client, Request};
 use testlab::random::SeededRandom;
 
@@ -30,7 +31,7 @@ const GATEWAYS: [&str; 2] = ["home", "away"];
 impl Sites {
     fn start() -> Sites {
         let folder = tempfile::tempdir().unwrap();
-        let channel = free_address();
+        let channel = free_port();
         let cloud = Sites::start_cloud(&folder.path().join("cloud"), channel);
         let client = admin(&cloud);
         for (plural, kind, name, mut fields) in [
@@ -92,10 +93,6 @@ impl Sites {
             )
         })
     }
-}
-
-fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 fn target(cloud: &Cloud, gateway: &str) -> Option<Value> {
@@ -249,7 +246,7 @@ fn an_edge_started_without_the_cloud_serves_its_last_netmap() {
     let held = sites.wait_equal("away", 1000);
     process.kill().unwrap();
     sites.cloud.process.kill().unwrap();
-    let address = free_address();
+    let address = free_port();
     let data_dir = sites.data_dir("away");
     let arguments = ["edge", "--data-dir", data_dir.to_str().unwrap(), "--admin", &address.to_string()];
     let command = testlab::causeway::daemon(&arguments).unwrap();

@@ -246,6 +246,8 @@ function starMap() {
     const siteOf = new Map(items.flatMap((item) => item.gateways.map((gateway) => [gateway.metadata.name, item.name])));
     const pairs = new Map();
     for (const path of paths) {
+      // The standby gateway of a site tells of no packet; the line is that of the pair which has some.
+      if (!RANK.includes(path.path)) continue;
       const ends = [siteOf.get(path.gateway), siteOf.get(path.peer)].sort();
       if (!marks.has(ends[0]) || !marks.has(ends[1]) || ends[0] === ends[1]) continue;
       const key = ends.join(" ");

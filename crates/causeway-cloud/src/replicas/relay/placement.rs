@@ -17,8 +17,8 @@ pub(super) enum RelaySide {
 
 /// A turn with this many bytes, two full frames of a TCP link, is one of a bulk transfer.
 const BULK_TURN_BYTES: usize = 32 * 1000;
-/// A turn with fewer bytes is a small message.
-const SMALL_TURN_BYTES: usize = 4 * 1024;
+/// A turn with fewer bytes is a small message. A full QUIC packet of a bulk transfer that keeps up is none.
+const SMALL_TURN_BYTES: usize = 1000;
 /// Turns of the other kind in a row after which a direction moves. A move costs about as much as waking a thread twice.
 const MOVING_TURNS: u32 = 8;
 

@@ -148,7 +148,13 @@ fn is_behind(plan: &ForwardPlan, peers: &PeerTable, peer: usize, address: IpAddr
 
 /// Tells whether an address belongs to another site. The host of the gateway may forward packets of other sites to the device
 /// again: they have none of the rights of this site.
+///
+/// A site that declares no network of the address's family has none that a packet from the tunnel could enter, and its hosts may have the
+/// addresses of another site.
 pub fn is_elsewhere(plan: &ForwardPlan, peers: &PeerTable, address: IpAddr) -> bool {
+    if !plan.networks.iter().any(|own| own.addr().is_ipv4() == address.is_ipv4()) {
+        return false;
+    }
     match peers.towards(address) {
         Some(peer) => is_behind(plan, peers, peer, address),
         None => plan.is_on_demand(address) && !plan.is_own(address),

@@ -139,7 +139,7 @@ impl Worker {
             return self.counters.drop(DropReason::NotAuthentic);
         };
         // A relay has seen the initiation, and can invent responses to it.
-        if matches!(origin, Origin::Relay { relay, .. } if !self.peers.charge_relay(relay, now)) {
+        if matches!(origin, Origin::Relay { relay, from } if !self.peers.charge_relay((relay, from), now)) {
             return self.counters.drop(DropReason::Limit);
         }
         let Some(peer) = self.peers.get_mut(slot) else { return };

@@ -32,6 +32,8 @@ const REFLEXIVE_FRESH: Duration = Duration::from_secs(20);
 const REFLEXIVE_TOLD_PERIOD: Duration = Duration::from_secs(1);
 /// Initiations and responses through one relay: two per cent of a core. Peers repeat theirs, and use the channel at the same time.
 const RELAYED_HANDSHAKES_PER_SECOND: u64 = 100;
+/// Those that it has forwarded of one peer: a peer that floods a relay leaves its handshakes to the other peers.
+const RELAYED_HANDSHAKES_OF_ONE_PEER: u64 = 10;
 
 pub struct Peer {
     pub planned: PlannedPeer,
@@ -59,6 +61,8 @@ pub struct Peer {
     pub relay_budget: RelayBudget,
     /// Initiations and responses of other peers that this relay has forwarded.
     relayed_handshakes: TokenBucket,
+    /// The same by the slot of the peer that the relay names. At most one entry per peer.
+    relayed_of_peer: HashMap<usize, TokenBucket>,
     /// The longest packet that crosses by a direct path.
     mtu_max: usize,
 }
@@ -183,15 +187,18 @@ impl PeerTable {
             Origin::Channel(slot) => {
                 self.get_mut(slot).is_none_or(|peer| peer.session.admits_initiation(now))
             }
-            Origin::Relay { relay, .. } => self.charge_relay(relay, now),
+            Origin::Relay { relay, from } => self.charge_relay((relay, from), now),
         }
     }
 
-    /// Charges a relay for a message of a handshake. False: it has forwarded too many.
-    pub fn charge_relay(&mut self, relay: RelayId, now: Instant) -> bool {
+    /// Charges a relay for a message of a handshake of a peer. False: it has forwarded too many, of this peer or of all.
+    pub fn charge_relay(&mut self, (relay, from): (RelayId, usize), now: Instant) -> bool {
         let relay = self.by_relay_id(relay).and_then(|slot| self.get_mut(slot));
-        let rate = BucketRate::new(RELAYED_HANDSHAKES_PER_SECOND, Duration::from_secs(1));
-        relay.is_some_and(|relay| relay.relayed_handshakes.try_take(1, rate, now).is_ok())
+        let Some(relay) = relay else { return false };
+        let rate = |per_second| BucketRate::new(per_second, Duration::from_secs(1));
+        let of_peer = relay.relayed_of_peer.entry(from).or_default();
+        of_peer.try_take(1, rate(RELAYED_HANDSHAKES_OF_ONE_PEER), now).is_ok()
+            && relay.relayed_handshakes.try_take(1, rate(RELAYED_HANDSHAKES_PER_SECOND), now).is_ok()
     }
 
     /// Enters a new index of a session, and forgets those that the session no longer has.
@@ -329,6 +336,7 @@ impl Peer {
             relay_groups: Vec::new(),
             relay_budget: RelayBudget::new(SENDER_BYTES_PER_SECOND),
             relayed_handshakes: TokenBucket::default(),
+            relayed_of_peer: HashMap::new(),
             mtu_max,
         }
     }

@@ -137,21 +137,33 @@ fn a_relay_that_changes_its_answer_all_the_time_causes_no_flood() {
 fn a_relay_that_invents_initiations_of_a_peer_takes_nothing_from_the_peer() {
     let (now, keys) = (Instant::now(), [StaticKeys::from_private([7; 32])]);
     let mut plan = plan(&keys);
-    plan.peers.truncate(3);
+    plan.peers.truncate(30);
     plan.peers[0].entry.relay = true;
     plan.peers[1].entry.relay = true;
     let mut table = PeerTable::default();
     table.follow(&plan, 1420, now);
     let id = |table: &PeerTable, slot: usize| RelayId::of(table.get(slot).unwrap().session.peer());
     let (invents, honest) = (id(&table, 0), id(&table, 1));
-    let relayed = |relay| Origin::Relay { relay, from: 2 };
-    let read = (0..1000).filter(|_| table.admits_initiation(relayed(invents), now)).count();
-    assert_eq!(read as u64, RELAYED_HANDSHAKES_PER_SECOND);
-    assert!(!table.charge_relay(invents, now), "responses count as well");
-    assert!(table.admits_initiation(relayed(honest), now), "by another relay");
+    let read = (0..1000).filter(|turn| {
+        let origin = Origin::Relay { relay: invents, from: 2 + turn % 28 };
+        table.admits_initiation(origin, now)
+    });
+    assert_eq!(read.count() as u64, RELAYED_HANDSHAKES_PER_SECOND);
+    assert!(!table.charge_relay((invents, 2), now), "responses count as well");
+    assert!(table.admits_initiation(Origin::Relay { relay: honest, from: 2 }, now), "by another relay");
+    // A peer that floods an honest relay leaves the rest to the other peers.
+    let flood = |table: &mut PeerTable, from| {
+        (0..1000).filter(|_| table.admits_initiation(Origin::Relay { relay: honest, from }, now)).count()
+            as u64
+    };
+    assert_eq!(flood(&mut table, 3), RELAYED_HANDSHAKES_OF_ONE_PEER);
+    assert_eq!(flood(&mut table, 4), RELAYED_HANDSHAKES_OF_ONE_PEER);
     assert!(table.admits_initiation(Origin::Channel(2), now), "over the channel");
     assert!(!table.admits_initiation(Origin::Channel(2), now), "a peer has a rate of its own there");
     let later = now + Duration::from_millis(100);
-    let read = (0..1000).filter(|_| table.admits_initiation(relayed(invents), later)).count();
-    assert_eq!(read as u64, RELAYED_HANDSHAKES_PER_SECOND / 10);
+    let read = (0..1000).filter(|turn| {
+        let origin = Origin::Relay { relay: invents, from: 2 + turn % 28 };
+        table.admits_initiation(origin, later)
+    });
+    assert_eq!(read.count() as u64, RELAYED_HANDSHAKES_PER_SECOND / 10);
 }
