@@ -29,7 +29,7 @@ pub fn summarize(totals: EdgeCacheFacts, mut subscriptions: Vec<EdgeCacheSubscri
     }
 }
 
-/// A text of a client of the edge, cut to what an answer has room for. What JSON writes as several bytes is replaced.
+/// A text of a client of the edge, cut to what an answer has room for. Letters that JSON writes as several bytes are replaced.
 pub fn shortened(text: &str) -> String {
     let plain = |letter: char| if letter.is_control() || matches!(letter, '"' | '\\') { '?' } else { letter };
     text.chars().map(plain).take(TEXT_MAX).collect()

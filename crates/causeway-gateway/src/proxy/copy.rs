@@ -433,7 +433,7 @@ impl<F: Fn()> ByteSink for StreamSink<F> {
         if let Some(written) = self.send.write_chunks(&mut batch.chunks).now_or_never() {
             return written;
         }
-        // What was not taken is still in the list. A slow link is given the time of a stall for each chunk.
+        // The rest is still in the list. A slow link is given the time of a stall for each chunk.
         for chunk in batch.chunks.drain(..).filter(|chunk| !chunk.is_empty()) {
             let mut write = std::pin::pin!(self.send.write_chunk(chunk));
             match tokio::time::timeout(STALL, &mut write).await {

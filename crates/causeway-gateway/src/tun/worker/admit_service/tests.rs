@@ -299,13 +299,19 @@ fn packets_of_another_site_that_this_host_forwards_use_no_service_of_this_site()
     let mut oslo = Side::of_client(&settings);
     let from_bonn = tcp([10, 3, 0, 7], PRESENCE, (5000, 80), SYN);
     assert!(oslo.pass(&from_bonn, None).is_ok(), "a host of this site, behind a router");
-    let mut bonn = planned("bonn", "bonn-1", 2);
-    bonn.entry.networks = vec!["10.3.0.0/16".parse().unwrap()];
-    let view = (*oslo.plan.view).clone();
-    let plan =
-        ForwardPlan::new(Arc::new(view), OwnSockets::default(), vec![planned("rome", "rome-1", 1), bonn]);
-    oslo.peers.follow(&plan, 1420, oslo.now);
-    oslo.plan = plan;
+    let plan = |oslo: &Side, own: &[&str]| {
+        let mut bonn = planned("bonn", "bonn-1", 2);
+        bonn.entry.networks = vec!["10.3.0.0/16".parse().unwrap()];
+        let mut view = (*oslo.plan.view).clone();
+        view.gateway.as_mut().unwrap().tunnel_networks = own.iter().map(|net| net.parse().unwrap()).collect();
+        ForwardPlan::new(Arc::new(view), OwnSockets::default(), vec![planned("rome", "rome-1", 1), bonn])
+    };
+    // Without networks of its own the site may use the addresses of bonn too, and forwards nothing.
+    oslo.plan = plan(&oslo, &[]);
+    oslo.peers.follow(&oslo.plan, 1420, oslo.now);
+    assert!(oslo.pass(&from_bonn, None).is_ok(), "a site that declares no networks");
+    oslo.plan = plan(&oslo, &["10.0.0.0/16"]);
+    oslo.peers.follow(&oslo.plan, 1420, oslo.now);
     let (plan, peers) = (&oslo.plan, &oslo.peers);
     let mut ended = 0;
     oslo.flows.judge(|flow| super::super::admit::judge_again(plan, peers, flow), |_, _| ended += 1);
