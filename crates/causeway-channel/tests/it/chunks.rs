@@ -79,6 +79,32 @@ async fn the_reason_of_a_reset_is_read(transport: Transport) {
     assert_eq!(ResetCode::of(&error), Some(ResetCode::Refused), "{error}");
 }
 
+/// A reader that runs beside the writer never takes a stream that was reset for a whole one.
+async fn a_reset_behind_bytes_is_no_end(transport: Transport) {
+    let mut stage = Stage::new().await;
+    let pair = stage.pair(transport).await;
+    for round in 0..100 {
+        let mut opened =
+            within(pair.edge.open_stream(StreamHeader::new(StreamPurpose::Service))).await.unwrap();
+        let (_, mut accepted) = within(pair.cloud.accept_stream()).await.unwrap();
+        let reading = tokio::spawn(async move {
+            let mut chunks = Vec::new();
+            loop {
+                chunks.clear();
+                match within(accepted.recv.read_chunks(&mut chunks, TURN_BYTES)).await {
+                    Ok(true) => {}
+                    Ok(false) => return None,
+                    Err(error) => return ResetCode::of(&error),
+                }
+            }
+        });
+        let mut chunks = vec![Bytes::from(vec![0; PIECE_BYTES_MAX]); 1 + round % 3];
+        within(opened.send.write_chunks(&mut chunks)).await.unwrap();
+        opened.send.reset(ResetCode::NotAllowed);
+        assert_eq!(reading.await.unwrap(), Some(ResetCode::NotAllowed), "round {round}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_arrive_in_order_over_quic() {
     chunks_arrive_in_order(Transport::Quic).await;
@@ -97,4 +123,14 @@ async fn the_reason_of_a_reset_is_read_over_quic() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_reason_of_a_reset_is_read_over_tcp() {
     the_reason_of_a_reset_is_read(Transport::Tcp).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_behind_bytes_is_no_end_over_quic() {
+    a_reset_behind_bytes_is_no_end(Transport::Quic).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_behind_bytes_is_no_end_over_tcp() {
+    a_reset_behind_bytes_is_no_end(Transport::Tcp).await;
 }
