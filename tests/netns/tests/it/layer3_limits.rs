@@ -9,6 +9,7 @@ use testlab::net::reach_tcp;
 
 use crate::layer3_connection::Flow;
 use crate::layer3_lab::{Layer3, PATIENCE, PORT};
+use crate::layer3_paths::path;
 
 const BYTES_PER_SECOND: u64 = 250_000;
 const SECONDS: u64 = 4;
@@ -34,7 +35,10 @@ fn layer3_a_policy_limits_the_flows_that_are_open() {
     let server = SocketAddr::new(lab.address("host-b", false), PORT);
     let client = lab.host("host-a");
     wait_for("TCP crosses", || reach_tcp(&client, server, PATIENCE).ok()).unwrap();
-    // The flow of that connection counts until both gateways have forgotten it.
+    // The flow of that connection counts until both gateways have forgotten it. They tell of it once a second.
+    let told = |edge: usize, peer: &str| path(&lab, edge, peer)["received"]["bytes"].as_u64() > Some(0);
+    wait_for("both gateways tell of the packets", || (told(0, "edge-b") && told(1, "edge-a")).then_some(()))
+        .unwrap();
     let flows = |edge: usize| lab.edges[edge].debug().unwrap()["tunnel"]["flows"].as_u64().unwrap();
     wait_for("no flow is left", || (flows(0) + flows(1) == 0).then_some(())).unwrap();
     let mut flows = [Flow::open(&lab, "host-a", "host-b"), Flow::open(&lab, "host-a", "host-b")];
