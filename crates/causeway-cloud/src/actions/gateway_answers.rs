@@ -21,7 +21,7 @@ use crate::bootstrap::CLOUD;
 
 /// An answer of this age is given again. With a console open on the map, a gateway with 64 peers sends some 16 KB as often.
 const FRESH: Duration = Duration::from_secs(10);
-/// A gateway that does not answer is left alone for this time, so that the questions of a call reach those that do.
+/// A gateway that leaves a question open is left alone for this time, so that the questions of a call reach those that answer.
 const SILENT: Duration = Duration::from_secs(30);
 /// Gateways of one call; a console asks for those in view.
 pub const GATEWAYS_MAX: usize = 200;
@@ -68,10 +68,7 @@ fn shortened(mut path: GatewayPath) -> GatewayPath {
     path
 }
 
-fn valid_for<T>(answer: &Result<T, String>) -> Duration {
-    if answer.is_ok() { FRESH } else { SILENT }
-}
-
+/// An answer, and the time until which it is given again.
 type KeptAnswer = Option<(Instant, Result<Arc<GatewayAnswer>, String>)>;
 
 /// The last answers of gateways.
@@ -96,15 +93,18 @@ impl GatewayAnswers {
     ) -> Result<Arc<GatewayAnswer>, String> {
         let slot = self.slot(gateway);
         let mut kept = slot.lock().await;
-        if let Some((at, answer)) = &*kept
-            && at.elapsed() < valid_for(answer)
+        if let Some((until, answer)) = &*kept
+            && Instant::now() < *until
         {
             return answer.clone();
         }
         // The semaphore is never closed.
         let _permit = self.questions.acquire().await.map_err(|error| error.to_string())?;
+        let asked = Instant::now();
         let answer = ask.await.map(Arc::new);
-        *kept = Some((Instant::now(), answer.clone()));
+        let is_silent = answer.is_err() && asked.elapsed() >= GATEWAY_DEADLINE;
+        let valid_for = if is_silent { SILENT } else { FRESH };
+        *kept = Some((Instant::now() + valid_for, answer.clone()));
         answer
     }
 
@@ -113,9 +113,8 @@ impl GatewayAnswers {
         if slots.len() >= KEPT_MAX && !slots.contains_key(gateway) {
             // One that is locked is in use, so it is fresh in a moment.
             slots.retain(|_, slot| {
-                slot.try_lock().map_or(true, |kept| {
-                    kept.as_ref().is_some_and(|(at, answer)| at.elapsed() < valid_for(answer))
-                })
+                slot.try_lock()
+                    .map_or(true, |kept| kept.as_ref().is_some_and(|(until, _)| Instant::now() < *until))
             });
         }
         slots.entry(gateway.to_owned()).or_default().clone()
@@ -205,8 +204,23 @@ mod tests {
         let refused = answers.of("oslo", async { Err("away".to_owned()) }).await;
         let again = answers.of("oslo", async { Ok(GatewayAnswer::default()) }).await;
         assert_eq!((refused, again), (Err("away".to_owned()), Err("away".to_owned())));
-        tokio::time::advance(SILENT).await;
+        tokio::time::advance(FRESH).await;
         assert!(answers.of("oslo", async { Ok(GatewayAnswer::default()) }).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gateway_that_leaves_questions_open_is_left_alone_for_longer() {
+        let answers = GatewayAnswers::default();
+        let silent = async {
+            tokio::time::sleep(GATEWAY_DEADLINE).await;
+            Err("no answer".to_owned())
+        };
+        assert!(answers.of("oslo", silent).await.is_err());
+        let answer = async || answers.of("oslo", async { Ok(GatewayAnswer::default()) }).await;
+        tokio::time::advance(FRESH).await;
+        assert!(answer().await.is_err());
+        tokio::time::advance(SILENT).await;
+        assert!(answer().await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
